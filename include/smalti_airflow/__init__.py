@@ -1,0 +1,1 @@
+"""Airflow pieces of smalti: operators, triggers, assets, notifiers and DAG building blocks."""
