@@ -1,0 +1,368 @@
+"""The YAML files that users edit, as pydantic models: sources, datasets, engines.
+
+Every mistake becomes one InputError line: file, line, field, what is wrong, what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from smalti.errors import InputError
+from smalti.reasons import Label
+
+NAME = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
+TIERS = (512, 1024, 2048, 4096)
+
+Name = Annotated[str, Field(pattern=NAME, description="lower-case letters, digits, _ . -")]
+
+
+class Strict(BaseModel):
+    """Immutable, and a field nobody knows is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Columns(Strict):
+    """Which column of the source's table says what."""
+
+    key: str = Field(description="names a row for ever; with format `files` also the image's path below `images`")
+    image: str | None = Field(None, description="format parquet: the binary column, or a struct with a field `bytes`")
+    caption: str | None = None
+    embedding: str | None = None
+    owner: str | None = None
+    licence: str | None = None
+    url: str | None = None
+    metadata: tuple[str, ...] = Field((), description="columns that are kept as they are, as JSON")
+    others: Literal["refuse", "keep", "ignore"] = Field(
+        "refuse", description="columns that are not named here: an error, kept as metadata, or left out"
+    )
+
+    def mapped(self) -> dict[str, str]:
+        """Our field -> the table's column, where one is named."""
+        fields = ("key", "image", "caption", "embedding", "owner", "licence", "url")
+        return {field: getattr(self, field) for field in fields if getattr(self, field) is not None}
+
+
+class Encoding(Strict):
+    """How the pictures of a part are cut, stored and split."""
+
+    fit: Literal["cover", "stretch"] = "cover"
+    format: Literal["jpeg", "png"] = "jpeg"
+    quality: int = Field(92, ge=1, le=100)
+    chroma: Literal["420", "444"] = "420"
+    shard_bytes: int = Field(1 << 27, ge=1 << 16, le=1 << 31, description="bytes a shard aims at")
+
+
+class Source(Strict):
+    """One file in include/sources: where pictures come from and how they go through the line."""
+
+    name: Name
+    description: str = ""
+    format: Literal["files", "parquet"]
+    uri: str = Field(description="file:// or gs://; ${NAME} is taken from the environment when a run starts")
+    table: str | None = Field(None, description="format files: the parquet, csv or jsonl table, below uri")
+    images: str = Field("", description="format files: the folder with the images, below uri")
+    columns: Columns
+    licence: str | None = Field(None, description="of every row that states none itself")
+    curators: tuple[str, ...] = Field((), description="what whoever made the collection already did to it")
+    schedule: str | None = Field(None, description="cron line, UTC; empty: only people start it")
+    start: str | None = Field(None, pattern=r"^\d{4}-\d{2}-\d{2}$", description="first day of a scheduled source")
+    priority: int = Field(0, description="among copies of one resolution the higher priority is kept")
+    captioner: Name = "rules"
+    classifier: Name = "rules-minilm"
+    encoding: Encoding = Encoding()
+    max_pixels: int = Field(200_000_000, gt=0, description="larger images are rejected before they are decoded")
+
+    @model_validator(mode="after")
+    def _fits_its_format(self) -> Source:
+        if self.format == "files" and not self.table:
+            raise ValueError("format files needs `table`: the parquet, csv or jsonl file that lists the images")
+        if self.format == "parquet" and (self.table or self.images):
+            raise ValueError("format parquet takes neither `table` nor `images`: its rows hold the images")
+        if self.format == "parquet" and not self.columns.image:
+            raise ValueError("format parquet needs `columns.image`: the column with the image's bytes")
+        if self.table and not self.table.endswith((".parquet", ".csv", ".jsonl")):
+            raise ValueError("`table` must end in .parquet, .csv or .jsonl")
+        return self
+
+    def location(self) -> str:
+        """The URI with ${NAME} filled in. Raises InputError for a name that is not set."""
+        return expand(self.uri, f"source {self.name}, uri")
+
+
+class DatasetSource(Strict):
+    """A source as one dataset uses it."""
+
+    name: Name
+    group: Name = Field("main", description="streams of one mix group are drawn with one weight")
+
+
+class Drops(Strict):
+    """What curation leaves out, beside duplicates and what may never be served."""
+
+    labels: tuple[Label, ...] = (Label.TEXT, Label.NSFW)
+    captioners: tuple[str, ...] | None = Field(None, description="accepted captioner profiles; empty: all")
+    licences: tuple[str, ...] | None = Field(None, description="accepted licences; empty: all")
+    min_tier: Literal[512, 1024, 2048, 4096] = 512
+    denylist: tuple[str, ...] = Field((), description="URIs of text files, one sample id a line")
+
+
+class Band(Strict):
+    """Expected share of samples, in percent; a release outside it warns."""
+
+    low: float = Field(0.0, ge=0, le=100)
+    high: float = Field(100.0, ge=0, le=100)
+
+
+class Dataset(Strict):
+    """One file in include/datasets: what a release is made of."""
+
+    name: Name
+    description: str = ""
+    sources: tuple[DatasetSource, ...] = Field(min_length=1)
+    groups: dict[str, float] = Field({"main": 1.0}, description="mix group -> proportion")
+    drops: Drops = Drops()
+    captions: dict[str, float] = Field({"caption": 1.0}, description="caption column -> weight")
+    expected: dict[str, Band] = Field(
+        {"duplicate": Band(high=10), "text": Band(high=10), "nsfw": Band(high=1)},
+        description="skip reason -> expected share in percent; a release outside warns",
+    )
+    publish: Literal["streams", "tree"] = "streams"
+    schedule: Literal["any", "all"] = Field("any", description="which of its sources' assets start a release")
+
+    @field_validator("sources")
+    @classmethod
+    def _each_once(cls, sources: tuple[DatasetSource, ...]) -> tuple[DatasetSource, ...]:
+        names = [s.name for s in sources]
+        if len(set(names)) != len(names):
+            raise ValueError("a source is named twice")
+        return sources
+
+    @model_validator(mode="after")
+    def _groups_are_known(self) -> Dataset:
+        missing = {s.group for s in self.sources} - set(self.groups)
+        if missing:
+            raise ValueError(f"`groups` lacks {', '.join(sorted(missing))}: give each group of `sources` a proportion")
+        if any(weight <= 0 for weight in self.groups.values()):
+            raise ValueError("`groups`: proportions are above 0")
+        return self
+
+
+class Engine(Strict):
+    """One file in include/engines: a profile of a captioner or a classifier."""
+
+    name: Name
+    role: Literal["captioner", "classifier"]
+    kind: Literal["rules", "vllm", "openai"]
+    description: str = ""
+    model: str | None = None
+    revision: str | None = None
+    prompt: str | None = None
+    max_pixels: int = Field(1 << 20, ge=1024, description="pixels an engine is shown at most")
+    batch_size: int = Field(16, ge=1, description="rows a task takes at once, and a checkpoint holds")
+    cpus: float = Field(1.0, gt=0)
+    gpus: float = Field(0.0, ge=0)
+    rate: float | None = Field(None, gt=0, description="rows a second that were measured")
+
+    @field_validator("name")
+    @classmethod
+    def _not_reserved(cls, name: str) -> str:
+        if name == "source":
+            raise ValueError("`source` is the name of the source's own captions")
+        return name
+
+
+M = TypeVar("M", bound=Strict)
+
+
+def home() -> Path:
+    """The directory with sources/, datasets/ and engines/: SMALTI_CONFIG, or include/ of this checkout."""
+    given = os.environ.get("SMALTI_CONFIG")
+    return Path(given) if given else Path(__file__).resolve().parents[1]
+
+
+def load_sources(root: Path | None = None) -> list[Source]:
+    """Every file in sources/, by name."""
+    return _load_all((root or home()) / "sources", Source)
+
+
+def load_datasets(root: Path | None = None) -> list[Dataset]:
+    """Every file in datasets/, by name, each with sources that exist."""
+    root = root or home()
+    datasets = _load_all(root / "datasets", Dataset)
+    known = sorted(path.stem for path in (root / "sources").glob("*.yaml"))
+    for dataset in datasets:
+        for source in dataset.sources:
+            if source.name not in known:
+                raise InputError(
+                    f"there is no source {source.name!r}",
+                    str(root / "datasets" / f"{dataset.name}.yaml"),
+                    f"Use one of: {', '.join(known)}",
+                )
+    return datasets
+
+
+def load_source(name: str, root: Path | None = None) -> Source:
+    return _load_one((root or home()) / "sources", name, Source)
+
+
+def load_dataset(name: str, root: Path | None = None) -> Dataset:
+    return _load_one((root or home()) / "datasets", name, Dataset)
+
+
+def load_engine(name: str, role: str, root: Path | None = None) -> Engine:
+    """A profile, which must be for the role it is asked for."""
+    engine = _load_one((root or home()) / "engines", name, Engine)
+    if engine.role != role:
+        raise InputError(
+            f"engine {name!r} is a {engine.role}", f"engines/{name}.yaml", f"Name a profile whose role is {role}"
+        )
+    return engine
+
+
+def load_file(path: Path, model: type[M]) -> M:
+    """One YAML file as a model. Its `name` is the file's name and may be left out.
+
+    Raises:
+        InputError: the file is missing, is not YAML, or says what the model does not allow.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        others = sorted(p.stem for p in path.parent.glob("*.yaml"))
+        raise InputError(
+            f"there is no {model.__name__.lower()} {path.stem!r}",
+            str(path),
+            f"Use one of: {', '.join(others) or '(none is there)'}",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the file cannot be read ({error})", str(path), "Make it a readable UTF-8 file") from error
+    try:
+        data = yaml.load(text, Loader=_NoDuplicates)  # a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise InputError(f"this is not YAML ({getattr(error, 'problem', error)})", where, "Mend the line") from error
+    if not isinstance(data, dict):
+        raise InputError(
+            "the file holds no fields", str(path), f"Write the fields of a {model.__name__}, one `field: value` a line"
+        )
+    if data.setdefault("name", path.stem) != path.stem:
+        raise InputError(
+            f"name {data['name']!r} is not the file's name",
+            f"{path}:{_line(text, ('name',))}",
+            f"Write {path.stem}, or leave it out",
+        )
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise _first_mistake(path, text, model, error) from None
+
+
+def expand(text: str, where: str) -> str:
+    """Fill in ${NAME} from the environment. Raises InputError for a name that is not set."""
+
+    def value(match: re.Match[str]) -> str:
+        found = os.environ.get(match[1])
+        if found is None:
+            raise InputError(
+                f"the environment variable {match[1]} is not set", where, f"Set {match[1]}, or write the value itself"
+            )
+        return found
+
+    return re.sub(r"\$\{(\w+)\}", value, text)
+
+
+class _NoDuplicates(yaml.SafeLoader):
+    """YAML keeps the last of two equal keys in silence; here it is an error."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the field {key.value!r} stands twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _load_all(folder: Path, model: type[M]) -> list[M]:
+    return [load_file(path, model) for path in sorted(folder.glob("*.yaml"))]
+
+
+def _load_one(folder: Path, name: str, model: type[M]) -> M:
+    if not re.fullmatch(NAME, name):
+        raise InputError(f"{name!r} is not a name", str(folder), "Use lower-case letters, digits, _ . -")
+    return load_file(folder / f"{name}.yaml", model)
+
+
+def _first_mistake(path: Path, text: str, model: type[Strict], error: ValidationError) -> InputError:
+    """The first mistake, with its line; how many more there are."""
+    mistakes = error.errors()
+    first = mistakes[0]
+    field = tuple(x for x in first["loc"] if isinstance(x, str | int))
+    name = ".".join(str(x) for x in field) or model.__name__.lower()
+    more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
+    where = f"{path}:{_line(text, field)}"
+    if first["type"] == "extra_forbidden":
+        known = _fields(model, field[:-1])
+        near = difflib.get_close_matches(str(field[-1]), known, 1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        return InputError(f"there is no field {name!r}{more}", where, f"{hint}Allowed: {', '.join(known)}")
+    if first["type"] == "missing":
+        return InputError(f"the field {name!r} is missing{more}", where, f"Add it{_describe(model, field)}")
+    message = first["msg"].removeprefix("Value error, ")
+    return InputError(f"{name} is wrong: {message}{more}", where, f"Change it{_describe(model, field)}")
+
+
+def _model_at(model: type[Strict], field: tuple[str | int, ...]) -> type[Strict] | None:
+    for step in field:
+        if isinstance(step, int):
+            continue
+        info = model.model_fields.get(step)
+        if info is None:
+            return None
+        inner = [t for t in (info.annotation, *getattr(info.annotation, "__args__", ())) if isinstance(t, type)]
+        models = [t for t in inner if issubclass(t, Strict)]
+        if not models:
+            return None
+        model = models[0]
+    return model
+
+
+def _fields(model: type[Strict], field: tuple[str | int, ...]) -> list[str]:
+    at = _model_at(model, field)
+    return sorted(at.model_fields) if at else []
+
+
+def _describe(model: type[Strict], field: tuple[str | int, ...]) -> str:
+    names = [x for x in field if isinstance(x, str)]
+    at = _model_at(model, tuple(names[:-1])) if names else None
+    info = at.model_fields.get(names[-1]) if at else None
+    return f" ({info.description})" if info and info.description else ""
+
+
+def _line(text: str, field: tuple[str | int, ...]) -> int:
+    """The line of the deepest part of a field's path that the file has."""
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    line = 1
+    for step in field:
+        if isinstance(node, yaml.MappingNode):
+            found = next(((k, v) for k, v in node.value if k.value == str(step)), None)
+            if found is None:
+                break
+            line, node = found[0].start_mark.line + 1, found[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+            node = node.value[step]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return line

@@ -1,0 +1,162 @@
+"""Every path of the lake is spelled here and nowhere else (docs/reference/lake.md shows the layout).
+
+A `Lake` only names things: it sends no request. `smalti.objects` reads and writes what it names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from smalti.errors import InputError
+from smalti.objects import join_uri, normalise_uri
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+:@=-]*")
+
+
+@dataclass(frozen=True)
+class Lake:
+    """The places below one root, a file:// or gs:// URI."""
+
+    root: str
+
+    @staticmethod
+    def at(uri: str) -> Lake:
+        """The lake at a path or URI."""
+        return Lake(normalise_uri(uri))
+
+    @staticmethod
+    def from_environment() -> Lake:
+        """The lake that SMALTI_LAKE names. Raises InputError if it is not set."""
+        uri = os.environ.get("SMALTI_LAKE", "")
+        if not uri:
+            raise InputError("no lake is named", "SMALTI_LAKE", "Set it to a file:// or gs:// URI, or pass --lake")
+        return Lake.at(uri)
+
+    # Staging: what one run of a source DAG took notice of
+
+    def batches(self, source: str) -> str:
+        return self._uri("staging", source)
+
+    def inventory(self, source: str, batch: str) -> str:
+        return self._uri("staging", source, batch, "inventory.parquet")
+
+    def rejects(self, source: str, batch: str) -> str:
+        return self._uri("staging", source, batch, "rejects.parquet")
+
+    def ingested(self, source: str, batch: str) -> str:
+        """The report of the ingest that committed this batch."""
+        return self._uri("staging", source, batch, "ingest.json")
+
+    # Tables and the checkpoints that fill their columns
+
+    def tables(self) -> str:
+        return self._uri("tables")
+
+    def table(self, source: str) -> str:
+        return self._uri("tables", f"{source}.lance")
+
+    def checkpoint(self, source: str, stage: str, profile: str, chunk: str) -> str:
+        return self._uri("progress", source, stage, profile, f"{chunk}.parquet")
+
+    def shard_progress(self, source: str, part: str, tier: int, ar: str, number: int) -> str:
+        """What the writer of one shard recorded after the shard was there."""
+        return self._uri("progress", source, "shard", part, f"{tier}-{ar}-{number:05d}.json")
+
+    # Parts
+
+    def parts_root(self) -> str:
+        return self._uri("parts")
+
+    def parts(self, source: str) -> str:
+        return self._uri("parts", source)
+
+    def part(self, source: str, part: str) -> str:
+        return self._uri("parts", source, part)
+
+    def part_commit(self, source: str, part: str) -> str:
+        """part.json: the part exists when this does."""
+        return self._uri("parts", source, part, "part.json")
+
+    def samples(self, source: str, part: str) -> str:
+        return self._uri("parts", source, part, "samples.parquet")
+
+    def bucket_index(self, source: str, part: str, tier: int, ar: str) -> str:
+        return self._uri("parts", source, part, str(tier), ar, "index.json")
+
+    def shard(self, source: str, part: str, tier: int, ar: str, number: int) -> str:
+        return self._uri("parts", source, part, str(tier), ar, f"shard.{number:05d}.mds")
+
+    # Releases
+
+    def releases(self) -> str:
+        return self._uri("releases")
+
+    def versions(self, dataset: str) -> str:
+        return self._uri("releases", dataset)
+
+    def curation(self, dataset: str, digest: str) -> str:
+        """What one curate run decided: one row a sample that is skipped, and why."""
+        return self._uri("releases", dataset, "curations", f"{digest}.json.gz")
+
+    def skip_file(self, dataset: str, sha256: str) -> str:
+        return self._uri("releases", dataset, "skips", f"{sha256}.json.gz")
+
+    def latest(self, dataset: str) -> str:
+        return self._uri("releases", dataset, "LATEST")
+
+    def release(self, dataset: str, version: str) -> str:
+        return self._uri("releases", dataset, version)
+
+    def claim(self, dataset: str, version: str) -> str:
+        """Names the content that alone may be committed under this version."""
+        return self._uri("releases", dataset, version, "claim.json")
+
+    def manifest(self, dataset: str, version: str) -> str:
+        """manifest.json: the version exists when this does."""
+        return self._uri("releases", dataset, version, "manifest.json")
+
+    def streams_yaml(self, dataset: str, version: str) -> str:
+        return self._uri("releases", dataset, version, "streams.yaml")
+
+    def release_report(self, dataset: str, version: str) -> str:
+        return self._uri("releases", dataset, version, "report.html")
+
+    def tree(self, dataset: str, version: str) -> str:
+        return self._uri("releases", dataset, version, "tree")
+
+    # Runs
+
+    def run(self, dag: str, run: str, task: str) -> str:
+        return self._uri("runs", safe_name(dag), safe_name(run), safe_name(task))
+
+    def run_object(self, dag: str, run: str, task: str, name: str) -> str:
+        """spec.json, report.json, driver.log and their later attempts."""
+        return self._uri("runs", safe_name(dag), safe_name(run), safe_name(task), name)
+
+    def _uri(self, *names: str) -> str:
+        for name in names:
+            if not _NAME.fullmatch(name):
+                raise InputError(
+                    f"{name!r} cannot be a name in the lake", self.root, "Use letters, digits and . _ - + : @ ="
+                )
+        return join_uri(self.root, *names)
+
+
+STREAM_INDEX = "streams/{group}/{tier}/{ar}/index.json.gz"
+"""A stream's merged index, relative to its manifest."""
+
+PARTS_FROM_RELEASE = "../../../parts"
+"""parts/, relative to a release's directory."""
+
+
+def stream_index(group: str, tier: int, ar: str) -> str:
+    """Where the merged index of a stream is, relative to its manifest."""
+    return STREAM_INDEX.format(group=group, tier=tier, ar=ar)
+
+
+def safe_name(text: str) -> str:
+    """A run id or task id as a name in the lake: every character that a name may not have becomes ``_``."""
+    cleaned = re.sub(r"[^A-Za-z0-9_.+:@=-]", "_", text)
+    return cleaned if re.match(r"[A-Za-z0-9_]", cleaned) else "_" + cleaned

@@ -1,0 +1,63 @@
+"""What a run is told: one model for the stages of a source, one for those of a release.
+
+A stage is a plain function ``stage(lake, settings) -> Report``. The DAG's tasks, the Ray jobs and the command line all
+call it with the same model, so that they cannot differ.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from smalti.config import Dataset, Engine, Source, Strict, load_dataset, load_engine, load_source
+
+
+class SourceRun(Strict):
+    """One batch of one source on its way from inventory to part."""
+
+    source: Source
+    batch: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$", description="the partition, for instance a day")
+    captioner: Engine
+    classifier: Engine
+    limit: int | None = Field(None, ge=1, description="take only the first rows of the inventory, to try things out")
+
+
+class ReleaseRun(Strict):
+    """One version of a dataset on its way from parts to LATEST."""
+
+    dataset: Dataset
+    sources: tuple[Source, ...]
+    engines: tuple[Engine, ...] = Field((), description="every profile that the sources name")
+    version: str | None = Field(None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$", description="empty: the next one")
+    curation: str | None = Field(None, description="assemble: URI of what curate decided")
+    manifest: str | None = Field(None, description="verify, publish: URI of manifest.json")
+
+
+def source_run(name: str, batch: str, limit: int | None = None, root: Path | None = None) -> SourceRun:
+    """The settings of a source run from the files below `root` (default: smalti.config.home())."""
+    source = load_source(name, root)
+    return SourceRun(
+        source=source,
+        batch=batch,
+        captioner=load_engine(source.captioner, "captioner", root),
+        classifier=load_engine(source.classifier, "classifier", root),
+        limit=limit,
+    )
+
+
+def release_run(name: str, version: str | None = None, root: Path | None = None) -> ReleaseRun:
+    """The settings of a release run from the files below `root` (default: smalti.config.home())."""
+    dataset = load_dataset(name, root)
+    sources = tuple(load_source(each.name, root) for each in dataset.sources)
+    engines = {
+        engine.name: engine
+        for source in sources
+        for engine in (
+            load_engine(source.captioner, "captioner", root),
+            load_engine(source.classifier, "classifier", root),
+        )
+    }
+    return ReleaseRun(
+        dataset=dataset, sources=sources, engines=tuple(engines[k] for k in sorted(engines)), version=version or None
+    )
