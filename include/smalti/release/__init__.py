@@ -1,0 +1,1 @@
+"""Releases: manifests over parts, checked, published, pulled and rewritten."""

@@ -1,0 +1,1 @@
+"""Parts: eligible rows, cut to their buckets, as MDS shards."""
