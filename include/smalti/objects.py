@@ -331,6 +331,11 @@ _FILES = _Files()
 _GCS = _Gcs()
 
 
+def forget_clients() -> None:
+    """Connect anew at the next request: for tests that move to another server, and after a fork."""
+    _GCS.__dict__.pop("client", None)
+
+
 def _store(uri: str) -> _Files | _Gcs:
     if uri.startswith("file://"):
         return _FILES

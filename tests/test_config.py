@@ -1,0 +1,126 @@
+"""What a wrong file says: file, line, field, what is wrong, what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from smalti import config
+from smalti.config import Dataset, Engine, Source, load_file
+from smalti.errors import InputError
+
+GOOD = """\
+format: files
+uri: gs://bucket/cats
+table: captions.csv
+columns:
+  key: file
+  caption: text
+"""
+
+
+def write(tmp_path: Path, text: str, name: str = "cats") -> Path:
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(text)
+    return path
+
+
+def mistake(tmp_path: Path, text: str, model: type[config.Strict] = Source) -> str:
+    with pytest.raises(InputError) as caught:
+        load_file(write(tmp_path, text), model)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line.replace(str(tmp_path), "")
+
+
+def test_a_good_file_is_read_and_takes_its_name_from_the_file(tmp_path: Path) -> None:
+    source = load_file(write(tmp_path, GOOD), Source)
+    assert (source.name, source.columns.key, source.encoding.quality) == ("cats", "file", 92)
+
+
+def test_an_unknown_field_names_line_and_neighbour(tmp_path: Path) -> None:
+    line = mistake(tmp_path, GOOD + "colums: {}\n")
+    assert line.startswith("/cats.yaml:7: there is no field 'colums'. Did you mean columns? Allowed: captioner, ")
+
+
+def test_an_unknown_field_deep_down_lists_that_level(tmp_path: Path) -> None:
+    line = mistake(tmp_path, GOOD + "  kaption: x\n")
+    assert line.startswith(
+        "/cats.yaml:7: there is no field 'columns.kaption'. Did you mean caption? Allowed: caption, "
+    )
+
+
+def test_a_missing_field_says_what_it_is_for(tmp_path: Path) -> None:
+    line = mistake(tmp_path, "format: files\ntable: t.csv\ncolumns:\n  caption: x\nuri: gs://b/c\n")
+    assert line.startswith("/cats.yaml:3: the field 'columns.key' is missing. Add it (names a row for ever")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (GOOD.replace("format: files", "format: zip"), "format is wrong: Input should be 'files' or 'parquet'"),
+        (GOOD.replace("table: captions.csv\n", ""), "format files needs `table`"),
+        (GOOD.replace("captions.csv", "captions.xls"), "must end in .parquet, .csv or .jsonl"),
+        (GOOD + "encoding:\n  quality: 400\n", "encoding.quality is wrong: Input should be less than or equal to 100"),
+        (GOOD + "name: dogs\n", "name 'dogs' is not the file's name"),
+        (GOOD + "uri: gs://twice/x\n", "the field 'uri' stands twice"),
+        (GOOD + "  - broken\n", "this is not YAML"),
+        ("- a list\n", "the file holds no fields"),
+        ("", "the file holds no fields"),
+    ],
+)
+def test_each_mistake_is_one_line_that_names_it(tmp_path: Path, text: str, says: str) -> None:
+    assert says in mistake(tmp_path, text)
+
+
+def test_the_line_number_is_the_mistake_s(tmp_path: Path) -> None:
+    assert ":8:" in mistake(tmp_path, GOOD + "encoding:\n  quality: 400\n")
+
+
+def test_a_missing_file_names_those_that_are_there(tmp_path: Path) -> None:
+    write(tmp_path, GOOD)
+    with pytest.raises(InputError, match=r"there is no source 'dogs'\. Use one of: cats"):
+        load_file(tmp_path / "dogs.yaml", Source)
+
+
+def test_a_dataset_of_an_unknown_source_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "datasets").mkdir()
+    write(tmp_path / "sources", GOOD)
+    write(tmp_path / "datasets", "sources: [{name: dogs}]\n", "pets")
+    with pytest.raises(InputError, match=r"pets\.yaml: there is no source 'dogs'\. Use one of: cats"):
+        config.load_datasets(tmp_path)
+
+
+def test_a_group_without_a_proportion_is_refused(tmp_path: Path) -> None:
+    assert "`groups` lacks rare" in mistake(tmp_path, "sources: [{name: cats, group: rare}]\n", Dataset)
+
+
+def test_an_engine_is_taken_for_its_own_role_only(tmp_path: Path) -> None:
+    (tmp_path / "engines").mkdir()
+    write(tmp_path / "engines", "role: captioner\nkind: rules\n", "rules")
+    assert config.load_engine("rules", "captioner", tmp_path).kind == "rules"
+    with pytest.raises(InputError, match="engine 'rules' is a captioner"):
+        config.load_engine("rules", "classifier", tmp_path)
+    assert "role is wrong: Input should be 'captioner' or 'classifier'" in mistake(
+        tmp_path, "role: x\nkind: rules\n", Engine
+    )
+
+
+def test_a_name_cannot_leave_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a name"):
+        config.load_source("../secrets", tmp_path)
+
+
+def test_a_uri_takes_names_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = load_file(write(tmp_path, GOOD.replace("gs://bucket", "${PLACE}")), Source)
+    with pytest.raises(InputError, match="source cats, uri: the environment variable PLACE is not set"):
+        source.location()
+    monkeypatch.setenv("PLACE", "gs://other")
+    assert source.location() == "gs://other/cats"
+
+
+def test_the_files_of_this_repository_are_valid() -> None:
+    assert "demo" in [source.name for source in config.load_sources()]
+    assert "demo" in [dataset.name for dataset in config.load_datasets()]

@@ -1,0 +1,141 @@
+"""Create-only objects on a file system and on GCS."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from smalti import objects
+from smalti.errors import ConflictError, InputError, LakeError, MissingObject
+from smalti.lake import Lake
+from smalti.objects import join_uri
+
+
+def test_an_object_is_created_once_and_never_overwritten(any_lake: Lake) -> None:
+    uri = join_uri(any_lake.root, "a", "b.bin")
+    assert objects.create_bytes(uri, b"first")
+    assert not objects.create_bytes(uri, b"second")
+    assert objects.read_bytes(uri) == b"first"
+
+
+def test_create_same_accepts_the_same_bytes_and_refuses_others(any_lake: Lake) -> None:
+    uri = join_uri(any_lake.root, "x")
+    assert objects.create_same(uri, b"1")
+    assert not objects.create_same(uri, b"1")
+    with pytest.raises(ConflictError, match="exists with other content"):
+        objects.create_same(uri, b"2")
+
+
+def test_of_many_creators_exactly_one_wins(any_lake: Lake) -> None:
+    uri = join_uri(any_lake.root, "contested")
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda n: objects.create_bytes(uri, b"%d" % n), range(8)))
+    assert won.count(True) == 1
+    assert objects.read_bytes(uri) == b"%d" % won.index(True)
+
+
+def test_swaps_lose_no_update(any_lake: Lake) -> None:
+    """Ten threads each add one to a counter, with as many tries as they need."""
+    uri = join_uri(any_lake.root, "counter")
+    barrier = threading.Barrier(10)
+
+    def add(_: int) -> None:
+        barrier.wait()
+        while True:
+            now = objects.read_versioned(uri)
+            value, generation = (int(now[0]), now[1]) if now else (0, None)
+            if objects.swap_bytes(uri, b"%d" % (value + 1), generation):
+                return
+
+    with ThreadPoolExecutor(10) as pool:
+        list(pool.map(add, range(10)))
+    assert objects.read_bytes(uri) == b"10"
+
+
+def test_a_swap_with_an_old_generation_changes_nothing(any_lake: Lake) -> None:
+    uri = join_uri(any_lake.root, "LATEST")
+    assert objects.swap_bytes(uri, b"1", None)
+    _, old = objects.read_versioned(uri) or (b"", "")
+    assert objects.swap_bytes(uri, b"2", old)
+    assert not objects.swap_bytes(uri, b"3", old)
+    assert not objects.swap_bytes(uri, b"3", None)
+    assert objects.read_bytes(uri) == b"2"
+
+
+def test_listing_is_sorted_and_deep_and_names_are_one_level(any_lake: Lake) -> None:
+    for name in ("b/2", "b/1", "a", "b/c/3"):
+        objects.create_bytes(join_uri(any_lake.root, name), name.encode())
+    found = [o.uri.removeprefix(any_lake.root + "/") for o in objects.list_objects(any_lake.root)]
+    assert found == ["a", "b/1", "b/2", "b/c/3"]
+    assert objects.list_names(any_lake.root) == ["a", "b"]
+    assert objects.list_names(join_uri(any_lake.root, "b")) == ["1", "2", "c"]
+    assert list(objects.list_objects(join_uri(any_lake.root, "nothing"))) == []
+    assert objects.list_names(join_uri(any_lake.root, "nothing")) == []
+
+
+def test_a_prefix_is_a_directory_not_the_beginning_of_a_name(any_lake: Lake) -> None:
+    for name in ("part/1", "part2/1"):
+        objects.create_bytes(join_uri(any_lake.root, name), b"")
+    assert len(list(objects.list_objects(join_uri(any_lake.root, "part")))) == 1
+
+
+def test_stat_copy_and_download(any_lake: Lake, tmp_path: Path) -> None:
+    source, target = join_uri(any_lake.root, "s"), join_uri(any_lake.root, "t")
+    assert objects.stat(source) is None
+    objects.create_bytes(source, b"12345")
+    info = objects.stat(source)
+    assert info is not None
+    assert info.size == 5
+    assert objects.copy_object(source, target)
+    assert not objects.copy_object(source, target)
+    objects.download(target, tmp_path / "deep" / "file")
+    assert (tmp_path / "deep" / "file").read_bytes() == b"12345"
+
+
+def test_a_missing_object_is_named(any_lake: Lake) -> None:
+    uri = join_uri(any_lake.root, "nowhere")
+    with pytest.raises(MissingObject, match="nowhere"):
+        objects.read_bytes(uri)
+    assert objects.read_versioned(uri) is None
+
+
+def test_a_killed_writer_leaves_nothing_that_is_listed(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = join_uri(lake.root, "x")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.link", killed)
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)  # a SIGKILL removes nothing
+    with pytest.raises(KeyboardInterrupt):
+        objects.create_bytes(uri, b"half")
+    monkeypatch.undo()
+    assert list(objects.list_objects(lake.root)) == []
+    assert objects.create_bytes(uri, b"whole")
+
+
+def test_a_lake_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(LakeError, match=r"file://.*/file/x: .*\. Check that the place exists"):
+        objects.create_bytes(f"file://{tmp_path}/file/x", b"")
+
+
+def test_a_bucket_that_is_not_there_is_named(gcs: object) -> None:
+    with pytest.raises((MissingObject, LakeError), match="gs://no-such-bucket/x"):
+        objects.create_bytes("gs://no-such-bucket/x", b"")
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/x", "http://host/x", "gs://", "file://host/x"])
+def test_other_schemes_are_refused(uri: str) -> None:
+    with pytest.raises(InputError, match="file:///directory or gs://bucket/prefix"):
+        objects.normalise_uri(uri)
+
+
+def test_paths_with_spaces_and_percent_signs_survive(tmp_path: Path) -> None:
+    uri = objects.file_uri(tmp_path / "a b%20c")
+    objects.create_bytes(uri, b"x")
+    assert objects.local_path(uri) == tmp_path / "a b%20c"
+    assert [o.uri for o in objects.list_objects(objects.file_uri(tmp_path))] == [uri]
