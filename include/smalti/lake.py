@@ -34,7 +34,14 @@ class Lake:
             raise InputError("no lake is named", "SMALTI_LAKE", "Set it to a file:// or gs:// URI, or pass --lake")
         return Lake.at(uri)
 
+    def marker(self) -> str:
+        """Says that a smalti lake is here; `smalti lake init` makes it."""
+        return self._uri("smalti-lake")
+
     # Staging: what one run of a source DAG took notice of
+
+    def staging(self) -> str:
+        return self._uri("staging")
 
     def batches(self, source: str) -> str:
         return self._uri("staging", source)

@@ -1,0 +1,54 @@
+# smalti. `make demo` and `make test` are the two commands a newcomer needs.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+UV_VERSION := 0.13.9
+export HF_HUB_OFFLINE := 1
+.DEFAULT_GOAL := help
+.PHONY: help env demo stop test lint bench prove lock format clean
+
+help: ## show what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+env: $(VENV)/.installed ## make .venv from requirements.txt
+
+$(VENV)/.installed: requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	UV_HTTP_TIMEOUT=300 $(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+demo: env ## the whole line on real photographs, through Airflow
+	$(BIN)/python -m demo.run
+
+stop: ## end what `make demo` started
+	$(BIN)/python -m demo.stop
+
+test: lint ## lint, then every test
+	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/integration --ignore tests/e2e -m "not prove"
+	$(BIN)/pytest tests/integration tests/e2e -m "not prove"
+
+lint: env ## ruff, mypy --strict, import-linter, yamllint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/yamllint --strict .
+
+format: env ## let ruff put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: env ## benchmarks: ratios, measured in one run
+	$(BIN)/python -m benchmarks
+
+prove: env ## long proofs: kill campaigns and repeated runs
+	$(BIN)/pytest -m prove --timeout 3600 tests
+
+lock: env ## compile requirements.txt from requirements.in
+	$(BIN)/uv pip compile requirements.in --override requirements-overrides.txt --python-version 3.11 --no-annotate \
+		--quiet --custom-compile-command 'make lock' --output-file requirements.txt
+
+clean: stop ## remove what was made here, the environment too
+	rm -rf .demo $(VENV) .cache

@@ -1,0 +1,251 @@
+"""The command line: the functions that the DAGs' tasks call, without Airflow.
+
+Every command takes --lake (default: $SMALTI_LAKE) and --json. A mistake of the caller's is one line and exit code 2; a
+fault of the data or the store is one line and exit code 1.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from smalti.accounting import Report
+from smalti.errors import InputError, MissingObject, SmaltiError
+from smalti.lake import Lake
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+source = typer.Typer(no_args_is_help=True, help="Sources: from inventory to part.")
+release = typer.Typer(no_args_is_help=True, help="Releases: from parts to LATEST.")
+lakes = typer.Typer(no_args_is_help=True, help="The lake itself.")
+app.add_typer(source, name="source")
+app.add_typer(release, name="release")
+app.add_typer(lakes, name="lake")
+
+LakeUri = Annotated[str, typer.Option("--lake", envvar="SMALTI_LAKE", help="file:// or gs:// URI of the lake")]
+Json = Annotated[bool, typer.Option("--json", help="print what a program reads")]
+log = logging.getLogger("smalti")
+
+
+@source.command("run")
+def source_run(
+    name: str,
+    lake: LakeUri = "",
+    batch: Annotated[str, typer.Option(help="the partition; default: today, UTC")] = "",
+    first: Annotated[str, typer.Option("--from", help="first stage")] = "stage",
+    last: Annotated[str, typer.Option("--until", help="last stage")] = "shard",
+    limit: Annotated[int | None, typer.Option(min=1, help="take only the first rows")] = None,
+    as_json: Json = False,
+) -> None:
+    """Take a batch of source NAME through the stages, from inventory to part."""
+    from smalti.jobs.registry import SOURCE_STAGES
+    from smalti.settings import source_run as settings_of
+
+    names = [stage.name for stage in SOURCE_STAGES]
+    for stage in (first, last):
+        if stage not in names:
+            raise InputError(f"there is no stage {stage!r}", "--from, --until", f"Use one of: {', '.join(names)}")
+    chosen = SOURCE_STAGES[names.index(first) : names.index(last) + 1]
+    if not chosen:
+        raise InputError(f"{first} comes after {last}", "--from, --until", f"The order is: {', '.join(names)}")
+    settings = settings_of(name, batch or datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"), limit)
+    _show([_run(stage.name, _lake(lake), settings) for stage in chosen], as_json)
+
+
+@source.command("report")
+def source_report(name: str, lake: LakeUri = "", as_json: Json = False) -> None:
+    """What source NAME holds: rows by batch, tier, label, drop and reject reason."""
+    from smalti.config import load_source
+    from smalti.table.index import describe
+
+    _print(describe(_lake(lake), load_source(name)), as_json)
+
+
+@release.command("build")
+def release_build(
+    dataset: str,
+    lake: LakeUri = "",
+    version: Annotated[str, typer.Option(help="default: the next number")] = "",
+    as_json: Json = False,
+) -> None:
+    """Curate DATASET and assemble a version of it; publish nothing."""
+    from smalti.settings import release_run
+
+    place, settings = _lake(lake), release_run(dataset, version)
+    curated: Any = _run("curate", place, settings)
+    assembled = _run("assemble", place, settings.model_copy(update={"curation": curated.curation}))
+    _show([curated, assembled], as_json)
+
+
+@release.command("publish")
+def release_publish(manifest: str, as_json: Json = False) -> None:
+    """Verify the release at MANIFEST and let LATEST point to it."""
+    place, settings = _release_at(manifest)
+    _show([_run("verify", place, settings), _run("publish", place, settings)], as_json)
+
+
+@release.command("rollback")
+def release_rollback(dataset: str, version: str, lake: LakeUri = "", as_json: Json = False) -> None:
+    """Let LATEST of DATASET point to an earlier VERSION again."""
+    from smalti.release.publish import rollback
+
+    _show([rollback(_lake(lake), dataset, version)], as_json)
+
+
+@release.command("summary")
+def release_summary(manifest: str, as_json: Json = False) -> None:
+    """What the release at MANIFEST keeps, and what it leaves out and why."""
+    from smalti.release.summary import summary
+
+    _print(summary(_uri(manifest)).model_dump(mode="json"), as_json)
+
+
+@app.command()
+def verify(manifest: str, as_json: Json = False) -> None:
+    """Check every hash and count of a release and read it back through the loader; exit code 1 on any fault."""
+    place, settings = _release_at(manifest)
+    _show([_run("verify", place, settings)], as_json)
+
+
+@app.command()
+def pull(
+    manifest: str,
+    directory: Path,
+    tiers: Annotated[str, typer.Option(help="for instance 512,1024; default: all")] = "",
+    materialize: Annotated[bool, typer.Option(help="write bucket trees without the skipped samples instead")] = False,
+    as_json: Json = False,
+) -> None:
+    """Copy the release at MANIFEST into DIRECTORY: only what is missing there, every byte checked."""
+    from smalti.release.pull import pull as pull_release
+
+    chosen = tuple(_tier(text) for text in tiers.split(",")) if tiers else None
+    _show([pull_release(_uri(manifest), directory, tiers=chosen, materialize=materialize)], as_json)
+
+
+@app.command()
+def buckets(
+    tier: Annotated[int, typer.Option(help="512, 1024, 2048 or 4096; default: all")] = 0, as_json: Json = False
+) -> None:
+    """The shapes that images are cut to: 13 for each tier."""
+    from smalti.images.buckets import TIERS, buckets_of
+
+    shapes = [bucket for each in ((_tier(str(tier)),) if tier else TIERS) for bucket in buckets_of(each)]
+    if as_json:
+        print(json.dumps([bucket._asdict() for bucket in shapes]))
+    else:
+        print("tier  ar     width  height")
+        for each in shapes:
+            print(f"{each.tier:<4}  {each.ar}  {each.width:>5}  {each.height:>6}")
+
+
+@lakes.command("init")
+def lake_init(lake: LakeUri = "", as_json: Json = False) -> None:
+    """Find out whether the lake can be written, create-only, before a run depends on it."""
+    from smalti.objects import create_bytes, read_bytes
+
+    place = _lake(lake)
+    marker = place.marker()
+    create_bytes(marker, b"smalti lake 1\n")
+    if read_bytes(marker) != b"smalti lake 1\n":
+        raise InputError("another kind of lake is there", marker, "Name an empty place, or the root of a smalti lake")
+    _print({"lake": place.root, "writable": True}, as_json)
+
+
+@lakes.command("ls")
+def lake_ls(lake: LakeUri = "", as_json: Json = False) -> None:
+    """What the lake holds: sources with batches and parts, datasets with versions."""
+    from smalti.contents import contents
+
+    _print(contents(_lake(lake)), as_json)
+
+
+def main() -> None:
+    """Entry point: one line and an exit code for every foreseen error."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    log.setLevel(logging.INFO)
+    try:
+        app()
+    except SmaltiError as error:
+        print(f"smalti: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, InputError | MissingObject) else 1)
+    except BrokenPipeError:  # | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _lake(uri: str) -> Lake:
+    return Lake.at(uri) if uri else Lake.from_environment()
+
+
+def _uri(text: str) -> str:
+    from smalti.objects import normalise_uri
+
+    return normalise_uri(text)
+
+
+def _tier(text: str) -> int:
+    from smalti.config import TIERS
+
+    if text.strip() not in map(str, TIERS):
+        raise InputError(f"there is no tier {text.strip()!r}", "--tier, --tiers", f"Use {', '.join(map(str, TIERS))}")
+    return int(text)
+
+
+def _release_at(manifest: str) -> tuple[Lake, Any]:
+    """The lake a manifest lies in, and the settings that verify and publish take."""
+    from smalti.release.manifest import read_manifest
+    from smalti.settings import ReleaseRun
+
+    uri = _uri(manifest)
+    found = read_manifest(uri)
+    dataset = found.settings
+    return Lake(uri.rsplit("/", 4)[0]), ReleaseRun.model_validate({"dataset": dataset, "sources": [], "manifest": uri})
+
+
+def _run(stage: str, lake: Lake, settings: Any) -> Report:
+    from smalti.compute import connect_ray
+    from smalti.jobs.registry import find_stage
+
+    found = find_stage(stage)
+    if found.uses_ray:
+        connect_ray()
+    log.info("%s ...", stage)
+    return found.run(lake, settings)
+
+
+def _show(reports: list[Any], as_json: bool) -> None:
+    data = [report.model_dump(mode="json") for report in reports]
+    if as_json:
+        print(json.dumps(data if len(data) > 1 else data[0]))
+        return
+    for report in data:
+        print(report.pop("stage"))
+        _print_fields(report, "  ")
+
+
+def _print(data: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(data))
+    else:
+        _print_fields(data, "")
+
+
+def _print_fields(data: dict[str, Any], indent: str) -> None:
+    for name, value in data.items():
+        if value in (None, [], {}, 0.0) and name in ("seconds", "warnings", "dropped"):
+            continue
+        if isinstance(value, dict):
+            print(f"{indent}{name.replace('_', ' ')}:")
+            _print_fields(value, indent + "  ")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            print(f"{indent}{name.replace('_', ' ')}:")
+            for each in value:
+                print(indent + "  " + "  ".join(f"{k}={v}" for k, v in each.items() if v is not None))
+        else:
+            print(f"{indent}{name.replace('_', ' ')}: {value}")

@@ -1,0 +1,41 @@
+"""What a lake holds, told from committed objects only."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from smalti.lake import Lake
+from smalti.objects import exists, list_names, read_versioned
+
+
+def contents(lake: Lake) -> dict[str, Any]:
+    """Sources with their staged batches and committed parts; datasets with their versions and the one LATEST names."""
+    sources = sorted({*list_names(lake.staging()), *list_names(lake.parts_root())})
+    return {
+        "lake": lake.root,
+        "sources": [
+            {
+                "name": name,
+                "batches": len([b for b in list_names(lake.batches(name)) if exists(lake.inventory(name, b))]),
+                "parts": len([p for p in list_names(lake.parts(name)) if exists(lake.part_commit(name, p))]),
+            }
+            for name in sources
+        ],
+        "datasets": [
+            {"name": name, "versions": versions_of(lake, name), "latest": latest_of(lake, name)}
+            for name in list_names(lake.releases())
+        ],
+    }
+
+
+def versions_of(lake: Lake, dataset: str) -> list[str]:
+    """Committed versions: those with a manifest."""
+    names = (n for n in list_names(lake.versions(dataset)) if n not in ("LATEST", "skips", "curations"))
+    return [name for name in names if exists(lake.manifest(dataset, name))]
+
+
+def latest_of(lake: Lake, dataset: str) -> str | None:
+    """The version that LATEST names; None before the first publish."""
+    found = read_versioned(lake.latest(dataset))
+    return str(json.loads(found[0])["version"]) if found else None
