@@ -1,0 +1,1 @@
+"""Pixels: which bucket a picture goes to, how it is decoded, cut, encoded, and recognised again."""
