@@ -61,7 +61,7 @@ def test_what_is_no_setting_is_refused() -> None:
     image = photo()
     for settings in ({"encoding": "webp"}, {"quality": 0}, {"quality": 101}, {"chroma": "422"}):
         with pytest.raises(ValueError, match=str(next(iter(settings.values())))):
-            encode(image, **settings)  # type: ignore[arg-type]
+            encode(image, **settings)
     with pytest.raises(ValueError, match="mode RGBA"):
         encode(image.convert("RGBA"))
     with pytest.raises(ValueError, match="not a JPEG"):

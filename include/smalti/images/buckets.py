@@ -146,9 +146,9 @@ def _check_size(width: int, height: int) -> None:
 
 
 def _check_sizes(widths: Integers, heights: Integers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    widths, heights = np.asarray(widths, np.int64), np.asarray(heights, np.int64)  # int32 products would overflow
-    if widths.shape != heights.shape:
-        raise ValueError(f"shapes differ: {widths.shape}, {heights.shape}")
-    if widths.size and min(widths.min(), heights.min()) < 1:
+    wide, high = np.asarray(widths, np.int64), np.asarray(heights, np.int64)  # products of int32 would overflow
+    if wide.shape != high.shape:
+        raise ValueError(f"shapes differ: {wide.shape}, {high.shape}")
+    if wide.size and min(wide.min(), high.min()) < 1:
         raise ValueError("not a picture: a width or height below 1")
-    return widths, heights
+    return wide, high
