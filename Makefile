@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 UV_VERSION := 0.13.9
 export HF_HUB_OFFLINE := 1
 .DEFAULT_GOAL := help
-.PHONY: help env demo stop test lint bench prove lock format clean
+.PHONY: help env demo stop test lint bench prove docs lock format clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -45,6 +45,9 @@ bench: env ## benchmarks: ratios, measured in one run
 
 prove: env ## long proofs: kill campaigns and repeated runs
 	$(BIN)/pytest -m prove --timeout 3600 tests
+
+docs: env ## write the generated pages of docs/reference
+	$(BIN)/python -m docs.generate
 
 lock: env ## compile requirements.txt from requirements.in
 	$(BIN)/uv pip compile requirements.in --override requirements-overrides.txt --python-version 3.11 --no-annotate \

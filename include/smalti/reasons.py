@@ -13,45 +13,57 @@ class Label(StrEnum):
     NSFW = "nsfw"
 
 
-class RejectReason(StrEnum):
+class _Reason(StrEnum):
+    """A value and, for people, what it means."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> _Reason:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+
+class RejectReason(_Reason):
     """Ingest: the row never enters the table; rejects.parquet keeps it."""
 
-    NOT_AN_IMAGE = "not_an_image"
-    TRUNCATED = "truncated"
-    UNSUPPORTED_FORMAT = "unsupported_format"
-    TOO_MANY_PIXELS = "too_many_pixels"
-    EMPTY = "empty"
-    MISSING_OBJECT = "missing_object"
-    UNREADABLE_OBJECT = "unreadable_object"
-    CHANGED_OBJECT = "changed_object"
-    NO_TABLE_ROW = "no_table_row"
+    NOT_AN_IMAGE = "not_an_image", "the bytes are no picture, whatever the name says"
+    TRUNCATED = "truncated", "the file ends, or breaks, before its picture is complete"
+    UNSUPPORTED_FORMAT = "unsupported_format", "a picture in a format that is not read here"
+    TOO_MANY_PIXELS = "too_many_pixels", "larger than the source's max_pixels; refused before it is decoded"
+    EMPTY = "empty", "there are no bytes"
+    MISSING_OBJECT = "missing_object", "the table names an image that is not there"
+    UNREADABLE_OBJECT = "unreadable_object", "the store would not hand the bytes out"
+    CHANGED_OBJECT = "changed_object", "the bytes are not those that were staged"
+    NO_TABLE_ROW = "no_table_row", "an image that the table does not name"
 
 
-class DropReason(StrEnum):
+class DropReason(_Reason):
     """Eligibility: the row stays in the table, is never captioned and never reaches a shard."""
 
-    TOO_SMALL = "too_small"
-    ASPECT_RATIO = "aspect_ratio"
-    DECODE_FAILED = "decode_failed"
+    TOO_SMALL = "too_small", "fewer than 384 x 384 pixels"
+    ASPECT_RATIO = "aspect_ratio", "width / height is outside 0.5 to 2"
+    DECODE_FAILED = "decode_failed", "the bytes could be decoded at ingest and no longer can"
 
 
-class SkipReason(StrEnum):
+class SkipReason(_Reason):
     """Release: the sample is in a part, and a release leaves it out.
 
     The order is the precedence in which a sample with several reasons is counted.
     """
 
-    OPTOUT = "optout"
-    SUPERSEDED = "superseded"
-    DENYLIST = "denylist"
-    LICENCE = "licence"
-    CAPTION_FAILED = "caption_failed"
-    CAPTIONER = "captioner"
-    NSFW = "nsfw"
-    TEXT = "text"
-    RESOLUTION = "resolution"
-    DUPLICATE = "duplicate"
+    OPTOUT = "optout", "its owner asked for it"
+    SUPERSEDED = "superseded", "the source delivered the key again with other bytes"
+    DENYLIST = "denylist", "a denylist of the dataset names it"
+    LICENCE = "licence", "its licence is not on the dataset's list"
+    CAPTION_FAILED = "caption_failed", "no captioner described it"
+    CAPTIONER = "captioner", "its captioner is not on the dataset's list"
+    NSFW = "nsfw", "its caption, or that of a copy, was labelled nsfw"
+    TEXT = "text", "a picture to read, not to look at"
+    RESOLUTION = "resolution", "below the dataset's min_tier"
+    DUPLICATE = "duplicate", "a copy of a sample that is served"
 
 
 ALWAYS_SKIPPED = frozenset({SkipReason.OPTOUT, SkipReason.DENYLIST, SkipReason.SUPERSEDED})
-"""Reasons that no ablation can lift (docs/reference)."""
+"""Reasons that no ablation can lift."""
