@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 from urllib.parse import quote, unquote, urlsplit
 
 from smalti.errors import ConflictError, InputError, LakeError, MissingObject
@@ -104,6 +104,11 @@ def read_bytes(uri: str) -> bytes:
     return _store(uri).read(uri)
 
 
+def open_binary(uri: str) -> IO[bytes]:
+    """The object as a file that can seek; on GCS a range is fetched at a time. Raises MissingObject."""
+    return _store(uri).open(uri)
+
+
 def read_versioned(uri: str) -> tuple[bytes, str] | None:
     """The object and its generation, read together; None if there is none."""
     return _store(uri).read_versioned(uri)
@@ -182,6 +187,10 @@ class _Files:
     def read(self, uri: str) -> bytes:
         with _lake_errors(uri):
             return _path(uri).read_bytes()
+
+    def open(self, uri: str) -> IO[bytes]:
+        with _lake_errors(uri):
+            return _path(uri).open("rb")
 
     def read_versioned(self, uri: str) -> tuple[bytes, str] | None:
         with _lake_errors(uri):
@@ -280,6 +289,14 @@ class _Gcs:
     def read(self, uri: str) -> bytes:
         with _lake_errors(uri):
             return bytes(self._blob(uri).download_as_bytes(checksum="crc32c"))
+
+    def open(self, uri: str) -> IO[bytes]:
+        info = self.stat(uri)
+        if info is None:
+            raise MissingObject("there is no such object", uri, "Check the name, and that the run that makes it is done")
+        bucket, _, name = uri[len("gs://") :].partition("/")
+        blob = self.client.bucket(bucket).blob(name, generation=int(info.generation))
+        return cast(IO[bytes], blob.open("rb", chunk_size=1 << 22))
 
     def read_versioned(self, uri: str) -> tuple[bytes, str] | None:
         info = self.stat(uri)
