@@ -1,0 +1,62 @@
+"""samples.parquet: one row a sample of a part, what dedup, opt-outs, trace and audits join on.
+
+Sorted by (tier, ar, shard, index), and its bytes depend on nothing but its rows and the pyarrow that writes them.
+"""
+
+from __future__ import annotations
+
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from smalti.errors import CorruptError
+
+SCHEMA = pa.schema([
+    pa.field("id", pa.string(), nullable=False),  # "<source>/<key>"
+    pa.field("source", pa.string(), nullable=False),
+    pa.field("batch", pa.string(), nullable=False),
+    pa.field("sha256", pa.string(), nullable=False),  # of the source's bytes, hex
+    pa.field("phash", pa.uint64()),
+    pa.field("colour", pa.binary()),
+    pa.field("flat", pa.bool_()),
+    pa.field("unstable", pa.int16()),
+    pa.field("width", pa.int32(), nullable=False),  # of the original, upright, px
+    pa.field("height", pa.int32(), nullable=False),
+    pa.field("tier", pa.int32(), nullable=False),
+    pa.field("ar", pa.string(), nullable=False),
+    pa.field("shard", pa.string(), nullable=False),  # relative to parts/
+    pa.field("index", pa.int32(), nullable=False),  # in the shard
+    pa.field("label", pa.string()),
+    pa.field("caption_ok", pa.bool_(), nullable=False),
+    pa.field("captioner", pa.string(), nullable=False),
+    pa.field("classifier", pa.string(), nullable=False),
+    pa.field("owner", pa.string()),
+    pa.field("url", pa.string()),
+    pa.field("url_host", pa.string()),
+    pa.field("licence", pa.string()),
+    pa.field("bytes", pa.int64(), nullable=False),  # of the encoded image in the shard
+])
+
+_ROW_GROUP = 1 << 17
+
+
+def encode_samples(table: pa.Table) -> bytes:
+    """The file's bytes. `table` has the columns of SCHEMA and is sorted."""
+    out = io.BytesIO()
+    pq.write_table(
+        table.select(SCHEMA.names).cast(SCHEMA).combine_chunks(), out, compression="zstd", row_group_size=_ROW_GROUP
+    )
+    return out.getvalue()
+
+
+def decode_samples(data: bytes, where: str) -> pa.Table:
+    """The rows. `where` names the file in an error.
+
+    Raises:
+        CorruptError: not a parquet file, or not with these columns.
+    """
+    try:
+        return pq.read_table(pa.BufferReader(data)).select(SCHEMA.names).cast(SCHEMA)
+    except (pa.ArrowException, KeyError) as error:
+        raise CorruptError(f"this is not a samples.parquet ({error})", where, "Restore it, or shard again") from error
