@@ -1,0 +1,1 @@
+"""Sources: what lies in a bucket or a folder, pinned by generation and read as common rows."""

@@ -1,0 +1,1 @@
+"""The Lance table of a source: ingest, columns that are filled in later, indices."""

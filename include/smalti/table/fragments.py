@@ -1,0 +1,191 @@
+"""What one task of ingest does: read a group of rows, look at every picture, write what is new as uncommitted fragments."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from smalti import objects
+from smalti.errors import InputError
+from smalti.images.decode import DecodeError, decode, probe
+from smalti.reasons import RejectReason
+from smalti.sources.rows import Group, Reject, SourceRow
+from smalti.table import store
+from smalti.table.schema import EMBEDDING, table_schema
+
+BATCH_ROWS = 64
+BATCH_BYTES = 64 << 20
+"""What a task holds before it hands it to the writer."""
+
+
+@dataclass(frozen=True)
+class FragmentTask:
+    """One group of rows on its way into the table.
+
+    Attributes:
+        version: of the table, to find rows that it holds already; None: it holds none.
+        licence: of rows that state none.
+        settled: keys that an earlier try has rejected.
+    """
+
+    table: str
+    version: int | None
+    source: str
+    batch: str
+    licence: str | None
+    max_pixels: int
+    embedding: int | None
+    group: Group
+    settled: frozenset[str]
+
+
+@dataclass(frozen=True)
+class FragmentOutcome:
+    """Fragments (lance.FragmentMetadata) that nobody sees before the driver commits them, and what was left out."""
+
+    fragments: tuple[Any, ...]
+    unchanged: int
+    rejects: tuple[Reject, ...]
+
+
+def write_group(task: FragmentTask) -> FragmentOutcome:
+    """Read, check and write one group, a bounded number of bytes at a time."""
+    from lance.fragment import write_fragments
+
+    rejects: list[Reject] = []
+    unchanged: list[str] = []
+    failures: list[Exception] = []
+    schema = table_schema(task.embedding)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        try:
+            for rows in _gathered(task, rejects):
+                new = _new_rows(task, rows)
+                unchanged.extend({row["id"] for row in rows} - {row["id"] for row in new})
+                if new:
+                    yield _record_batch(new, schema)
+        except Exception as error:  # Lance would raise it as its own
+            failures.append(error)
+            raise
+
+    stream = batches()
+    first = next(stream, None)
+    fragments: Sequence[Any] = ()
+    if first is not None:
+        try:
+            with store.lance_errors(task.table):
+                fragments = write_fragments(
+                    pa.RecordBatchReader.from_batches(schema, itertools.chain([first], stream)),
+                    task.table,
+                    schema=schema,
+                    mode="append",
+                    data_storage_version=store.STORAGE_VERSION,
+                    storage_options=objects.lance_options(task.table),
+                )
+        except Exception:
+            if failures:
+                raise failures[0] from None
+            raise
+    return FragmentOutcome(tuple(fragments), len(unchanged), tuple(rejects))
+
+
+def check_picture(row: SourceRow, max_pixels: int) -> dict[str, Any] | Reject:
+    """Format, upright size and hash of a picture that decodes to its end; otherwise why it does not."""
+    if not row.data:
+        return Reject(row.key, row.uri, RejectReason.EMPTY, "it has no bytes")
+    try:
+        header = probe(row.data, max_pixels)
+        width, height = decode(row.data, max_pixels).size
+    except DecodeError as error:
+        return Reject(row.key, row.uri, error.reason, error.detail)
+    return {
+        "format": header.format,
+        "width": width,
+        "height": height,
+        "bytes": len(row.data),
+        "sha256": hashlib.sha256(row.data).hexdigest(),
+    }
+
+
+def url_host(url: str | None) -> str | None:
+    """The host of a URL in lower case; None if it has none."""
+    try:
+        return urlsplit(url).hostname if url else None
+    except ValueError:
+        return None
+
+
+def _gathered(task: FragmentTask, rejects: list[Reject]) -> Iterator[list[dict[str, Any]]]:
+    """The rows of the group that hold a picture, some at a time; the others go to `rejects`."""
+    rows: list[dict[str, Any]] = []
+    size = 0
+    for row in task.group.read():
+        if row.key in task.settled:
+            continue
+        checked = row if isinstance(row, Reject) else check_picture(row, task.max_pixels)
+        if isinstance(row, Reject) or isinstance(checked, Reject):
+            rejects.append(checked)
+            continue
+        rows.append(_table_row(task, row, checked))
+        size += len(row.data)
+        if len(rows) >= BATCH_ROWS or size >= BATCH_BYTES:
+            yield rows
+            rows, size = [], 0
+    if rows:
+        yield rows
+
+
+def _table_row(task: FragmentTask, row: SourceRow, picture: dict[str, Any]) -> dict[str, Any]:
+    if row.embedding is not None and len(row.embedding) != task.embedding:
+        raise InputError(
+            f"row {row.key!r} has an embedding of {len(row.embedding)} numbers, and others have {task.embedding}",
+            row.uri,
+            "Give every row an embedding of one model, or none",
+        )
+    return {
+        "id": f"{task.source}/{row.key}",
+        "source": task.source,
+        "batch": task.batch,
+        "uri": row.uri,
+        **picture,
+        "image": row.data,
+        "caption_source": row.caption,
+        EMBEDDING: row.embedding,
+        "owner": row.owner,
+        "licence": row.licence or task.licence,
+        "url": row.url,
+        "url_host": url_host(row.url),
+        "metadata": row.metadata,
+    }
+
+
+def _new_rows(task: FragmentTask, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the rows whose id the table holds with the same bytes; of several rows of an id the last counts."""
+    if task.version is None:
+        return rows
+    with store.lance_errors(task.table):
+        table = store.open_table(task.table, task.version)
+        ids = store.sql_texts([row["id"] for row in rows])
+        held = table.scanner(columns=["id", "sha256"], filter=f"id IN ({ids})", with_row_id=True).to_table()
+    latest = {row["id"]: row["sha256"] for row in held.sort_by("_rowid").to_pylist()}
+    return [row for row in rows if latest.get(row["id"]) != row["sha256"]]
+
+
+def _record_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    import lance
+
+    return pa.RecordBatch.from_arrays(
+        [
+            lance.blob_array([row["image"] for row in rows])
+            if field.name == "image"
+            else pa.array([row.get(field.name) for row in rows], field.type)
+            for field in schema
+        ],
+        schema=schema,
+    )
