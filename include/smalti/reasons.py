@@ -18,7 +18,7 @@ class _Reason(StrEnum):
 
     meaning: str
 
-    def __new__(cls, value: str, meaning: str) -> _Reason:
+    def __new__(cls, value: str, meaning: str = "") -> _Reason:  # the default lets mypy see a lookup by value
         member = str.__new__(cls, value)
         member._value_ = value
         member.meaning = meaning
