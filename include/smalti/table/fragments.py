@@ -128,8 +128,11 @@ def _gathered(task: FragmentTask, rejects: list[Reject]) -> Iterator[list[dict[s
     for row in task.group.read():
         if row.key in task.settled:
             continue
-        checked = row if isinstance(row, Reject) else check_picture(row, task.max_pixels)
-        if isinstance(row, Reject) or isinstance(checked, Reject):
+        if isinstance(row, Reject):
+            rejects.append(row)
+            continue
+        checked = check_picture(row, task.max_pixels)
+        if isinstance(checked, Reject):
             rejects.append(checked)
             continue
         rows.append(_table_row(task, row, checked))
