@@ -67,7 +67,7 @@ ROWS = st.lists(
 )
 
 
-@tried(deadline=None)
+@tried(deadline=None, max_examples=40)
 @given(ROWS, st.randoms(use_true_random=False), st.integers(1 << 16, 1 << 19))
 def test_order_and_address_of_rows_decide_nothing(rows: list[dict[str, Any]], random: Any, target: int) -> None:
     first = plan(rows, shard_bytes=target)
@@ -79,7 +79,7 @@ def test_order_and_address_of_rows_decide_nothing(rows: list[dict[str, Any]], ra
     assert second.rows.drop([ROW]).equals(first.rows.drop([ROW]))
 
 
-@tried(deadline=None)
+@tried(deadline=None, max_examples=40)
 @given(ROWS, st.integers(1 << 16, 1 << 20))
 def test_every_row_is_in_one_shard_of_its_own_bucket_and_no_shard_is_planned_too_large(
     rows: list[dict[str, Any]], target: int

@@ -59,15 +59,8 @@ class Part(Strict):
     failed: tuple[FailedRow, ...] = ()
     provenance: dict[str, Any] = Field({}, description="how this came about")
 
-    @property
-    def shards(self) -> int:
-        return sum(bucket.shards for bucket in self.buckets)
-
-    @property
-    def bytes(self) -> int:
-        return sum(bucket.bytes for bucket in self.buckets)
-
     def encode(self) -> bytes:
+        """The object that is stored."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=1, ensure_ascii=False).encode() + b"\n"
 
     def content(self) -> dict[str, Any]:

@@ -130,7 +130,8 @@ def estimated_bytes(rows: pa.Table, encoding: Encoding) -> npt.NDArray[np.int64]
     for key, start, stop in _runs(rows):
         pixels[start:stop] = area.get(key, 0)
     text = pc.add(pc.binary_length(rows["caption"]), pc.binary_length(rows["id"])).to_numpy()
-    return np.rint(pixels * rate).astype(np.int64) + text + 64  # 64: four numbers, lengths, an offset
+    other = 64  # four numbers, the lengths, an offset
+    return np.asarray(np.rint(pixels * rate) + text + other, np.int64)
 
 
 def _boundaries(sizes: npt.NDArray[np.int64], target: int) -> npt.NDArray[np.int64]:

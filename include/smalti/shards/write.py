@@ -20,6 +20,7 @@ from smalti.images.encode import encode
 from smalti.images.resize import fit_to
 from smalti.lake import Lake
 from smalti.shards import mds
+from smalti.table.store import lance_errors, open_table
 
 WRITER = 1
 """Raise it when the same row would give other bytes: a part that was begun before is then begun anew."""
@@ -142,13 +143,12 @@ def write_shard(task: ShardTask) -> ShardFacts:
 
 def _originals(task: ShardTask) -> Iterator[bytes]:
     """The source's bytes of each row, a few at a time."""
-    import lance
-
     uri = task.lake.table(task.source)
-    table = lance.dataset(uri, version=task.version, storage_options=objects.lance_options(uri))
+    table = open_table(uri, task.version)
     for start in range(0, len(task.rows), _READ_AT_ONCE):
         rows = task.rows[start : start + _READ_AT_ONCE]
-        blobs = table.read_blobs("image", ids=[row.row for row in rows], preserve_order=True)
+        with lance_errors(uri):
+            blobs = table.read_blobs("image", ids=[row.row for row in rows], preserve_order=True)
         for row, (_, data) in zip(rows, blobs, strict=True):
             if data is None or hashlib.sha256(data).hexdigest() != row.sha256:
                 raise CorruptError(

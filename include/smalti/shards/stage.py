@@ -1,0 +1,311 @@
+"""The shard stage: one batch of a source's table becomes one part.
+
+Plan -> write -> commit. The plan is made from the table's columns; each shard is a task of its own; index.json,
+samples.parquet and at last part.json are made from what the tasks recorded. Killed at any line, the next run takes what
+is there and writes what is missing, to the same bytes; a part without part.json is trusted by nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any, overload
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import smalti
+from smalti import objects
+from smalti.accounting import Accounted
+from smalti.compute import map_tasks
+from smalti.errors import ConflictError, InputError
+from smalti.lake import Lake
+from smalti.reasons import DropReason
+from smalti.settings import SourceRun
+from smalti.shards import mds
+from smalti.shards.part import FailedRow, Part, PartBucket, committed_parts, read_part
+from smalti.shards.plan import COLUMNS, ROW, PartPlan, PlanSettings, plan_part
+from smalti.shards.samples import SCHEMA, encode_samples
+from smalti.shards.write import ShardFacts, ShardTask, TaskRow, encoders, mds_columns, write_shard
+from smalti.table.schema import caption_columns, label_columns
+from smalti.table.store import lance_errors, open_table, sql_text
+
+log = logging.getLogger("smalti")
+
+
+class ShardReport(Accounted):
+    """Attributes:
+    part: name of the part; None if nothing of the batch can be served.
+    part_uri: URI of its part.json.
+    shards, bytes: how many shards, and their bytes.
+    """
+
+    part: str | None = None
+    part_uri: str | None = None
+    shards: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one batch in one version of the table.
+
+    Attributes:
+        rows: those to be sharded, with the columns of a plan.
+        total: rows of the batch, counted by the table.
+        dropped: DropReason -> rows that fingerprint left out.
+        version: of the table.
+    """
+
+    rows: pa.Table
+    total: int
+    dropped: dict[str, int]
+    version: int
+
+
+def shard(lake: Lake, run: SourceRun) -> ShardReport:
+    """Write the part of a batch. A batch whose newest part has the same plan is left as it is.
+
+    Raises:
+        InputError: there is no table or batch, or the stages before have not finished it.
+    """
+    started = time.monotonic()
+    batch = read_batch(lake, run)
+    settings = PlanSettings(
+        source=run.source.name,
+        batch=run.batch,
+        captioner=run.captioner.name,
+        classifier=run.classifier.name,
+        encoding=run.source.encoding,
+    )
+    plan = plan_part(batch.rows, settings)
+    parts = committed_parts(lake, run.source.name)
+    of_batch = [part for part in parts if part.batch == run.batch]
+    if of_batch and of_batch[-1].digest == plan.digest:
+        log.info("shard: %s has the same plan, nothing to write", of_batch[-1].name)
+        return _report(lake, of_batch[-1], started)
+    sequence = 1 + max((part.sequence for part in parts), default=0)
+    return _write(lake, run, batch, plan, sequence, started)
+
+
+def part_name(sequence: int, digest: str, versions: dict[str, str]) -> str:
+    """The name of a part that is being written.
+
+    It changes with the versions of the encoders, so that a part begun with one Pillow and resumed with another is begun
+    anew instead of clashing with itself.
+    """
+    told = "\n".join((digest, *(f"{name} {versions[name]}" for name in sorted(versions))))
+    return f"{sequence:05d}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+
+
+def read_batch(lake: Lake, run: SourceRun) -> Batch:
+    """What the table says of the batch. The version it is read at is the one the images are taken from.
+
+    Raises:
+        InputError: there is no table or batch, or the stages before have not finished it.
+    """
+    source, uri = run.source.name, lake.table(run.source.name)
+    table = open_table(uri)
+    if table is None:
+        raise InputError("the source has no table", uri, "Run ingest first")
+    caption, status = caption_columns(run.captioner.name)
+    label, _ = label_columns(run.classifier.name)
+    for stage, name in (("fingerprint", "tier"), ("caption", status), ("classify", label)):
+        if name not in table.schema.names:
+            raise InputError(f"the table has no column {name}", uri, f"Run {stage} for batch {run.batch} first")
+    derived = ("caption", "caption_ok", "label")
+    columns = [name for name in COLUMNS.names if name not in derived] + ["drop", caption, status, label]
+    where = f"batch = {sql_text(run.batch)}"
+    with lance_errors(uri):
+        total = table.count_rows(where)
+        rows = table.to_table(columns=columns, filter=where, with_row_id=True)
+    if total == 0 and not objects.exists(lake.ingested(source, run.batch)):
+        raise InputError(f"batch {run.batch!r} was never ingested", uri, "Check its name, or run ingest first")
+    _refuse_unfinished(rows["id"], pc.is_null(rows["tier"]), uri, "fingerprint")
+    counts = pc.value_counts(rows["drop"].drop_null()).to_pylist()
+    rows = rows.filter(pc.is_null(rows["drop"]))
+    _refuse_unfinished(rows["id"], pc.is_null(rows[status]), uri, "caption")
+    served = pc.and_(pc.equal(rows[status], "ok"), pc.is_valid(rows[caption]))
+    _refuse_unfinished(rows["id"], pc.and_(served, pc.is_null(rows[label])), uri, "classify")
+    rows = rows.append_column("caption", pc.if_else(served, rows[caption], ""))
+    rows = rows.append_column("caption_ok", served).append_column("label", rows[label])
+    rows = rows.select([*COLUMNS.names, ROW]).cast(pa.schema([*COLUMNS, (ROW, pa.uint64())]))
+    return Batch(rows, total, {each["values"]: each["counts"] for each in counts}, table.version)
+
+
+def _refuse_unfinished(ids: pa.ChunkedArray, unfinished: pa.ChunkedArray, uri: str, stage: str) -> None:
+    waiting = ids.filter(unfinished)
+    if len(waiting):
+        raise InputError(
+            f"{stage} has not finished {len(waiting)} rows of the batch, among them {pc.min(waiting).as_py()!r}",
+            uri,
+            f"Run {stage} for this batch again, then shard",
+        )
+
+
+def _write(lake: Lake, run: SourceRun, batch: Batch, plan: PartPlan, sequence: int, started: float) -> ShardReport:
+    versions = encoders()
+    name = part_name(sequence, plan.digest, versions)
+    tasks = _Tasks(lake, run, name, batch.version, plan)
+    facts: list[ShardFacts] = []
+    for written in map_tasks(write_shard, tasks):
+        facts.append(written)
+        log.info("shard: %s, %d of %d shards", name, len(facts), len(tasks))
+    samples, failed = _samples(run, name, plan, facts)
+    dropped = dict(batch.dropped)
+    if failed:
+        dropped[DropReason.DECODE_FAILED] = dropped.get(DropReason.DECODE_FAILED, 0) + len(failed)
+    accounting = Accounted(
+        stage="shard", rows_in=batch.total, rows_out=samples.num_rows, dropped=dict(sorted(dropped.items()))
+    )
+    if samples.num_rows == 0:
+        return ShardReport(**accounting.model_dump(exclude={"seconds"}), seconds=time.monotonic() - started)
+    encoded = encode_samples(samples)
+    objects.create_same(lake.samples(run.source.name, name), encoded)
+    part = Part(
+        source=run.source.name,
+        name=name,
+        batch=run.batch,
+        sequence=sequence,
+        digest=plan.digest,
+        encoding=run.source.encoding,
+        columns=mds_columns(run.source.encoding),
+        encoders=versions,
+        engines=(run.captioner, run.classifier),
+        curators=run.source.curators,
+        buckets=tuple(_write_indices(lake, run.source.name, name, plan, facts)),
+        samples=samples.num_rows,
+        samples_sha256=hashlib.sha256(encoded).hexdigest(),
+        accounting=accounting,
+        failed=failed,
+        provenance={
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "smalti": smalti.__version__,
+            "table": lake.table(run.source.name),
+            "table_version": batch.version,
+        },
+    )
+    return _report(lake, _commit(lake, part), started)
+
+
+class _Tasks(Sequence[ShardTask]):
+    """The tasks, each made when it is asked for: a list of them all would hold every caption a second time."""
+
+    def __init__(self, lake: Lake, run: SourceRun, part: str, version: int, plan: PartPlan) -> None:
+        self._common: dict[str, Any] = {
+            "lake": lake,
+            "source": run.source.name,
+            "part": part,
+            "version": version,
+            "encoding": run.source.encoding,
+        }
+        self._plan = plan
+
+    def __len__(self) -> int:
+        return len(self._plan.shards)
+
+    @overload
+    def __getitem__(self, index: int) -> ShardTask: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ShardTask]: ...
+    def __getitem__(self, index: int | slice) -> ShardTask | Sequence[ShardTask]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        planned = self._plan.shards[index]
+        rows = self._plan.rows.slice(planned.start, planned.stop - planned.start)
+        columns = [rows[name].to_pylist() for name in ("id", ROW, "sha256", "width", "height", "caption")]
+        return ShardTask(
+            **self._common,
+            bucket=planned.bucket,
+            number=planned.number,
+            rows=tuple(map(TaskRow, *columns)),
+        )
+
+
+def _samples(
+    run: SourceRun, name: str, plan: PartPlan, facts: Sequence[ShardFacts]
+) -> tuple[pa.Table, tuple[FailedRow, ...]]:
+    """samples.parquet's rows, and the rows that could not be decoded."""
+    count = plan.rows.num_rows
+    kept = np.ones(count, bool)
+    index, sizes = np.zeros(count, np.int32), np.zeros(count, np.int64)
+    shards: list[str] = []
+    failed: list[FailedRow] = []
+    for planned, fact in zip(plan.shards, facts, strict=True):
+        for failure in fact.failed:
+            kept[planned.start + failure.position] = False
+            row = plan.rows["id"][planned.start + failure.position].as_py()
+            failed.append(FailedRow(id=row, detail=failure.detail))
+        at = planned.start + np.flatnonzero(kept[planned.start : planned.stop])
+        index[at], sizes[at] = np.arange(len(at)), fact.bytes
+        bucket = planned.bucket
+        path = f"{run.source.name}/{name}/{bucket.tier}/{bucket.ar}/{planned.basename}"
+        shards += [path] * (planned.stop - planned.start)
+    derived: dict[str, pa.Array] = {
+        "shard": pa.array(shards, pa.string()),
+        "index": pa.array(index),
+        "bytes": pa.array(sizes),
+    }
+    same = {
+        "source": run.source.name,
+        "batch": run.batch,
+        "captioner": run.captioner.name,
+        "classifier": run.classifier.name,
+    }
+    for column, value in same.items():
+        derived[column] = pa.repeat(pa.scalar(value), count)
+    columns = [derived[each.name] if each.name in derived else plan.rows[each.name] for each in SCHEMA]
+    table = pa.table(columns, names=SCHEMA.names).filter(pa.array(kept))
+    return table, tuple(failed)
+
+
+def _write_indices(
+    lake: Lake, source: str, name: str, plan: PartPlan, facts: Sequence[ShardFacts]
+) -> Iterator[PartBucket]:
+    """index.json of every bucket that has a shard."""
+    pairs = zip(plan.shards, facts, strict=True)
+    for bucket, written in groupby(pairs, key=lambda pair: pair[0].bucket):
+        entries = [fact.entry for _, fact in written if fact.entry is not None]
+        if not entries:
+            continue
+        data = mds.encode_index(entries)
+        objects.create_same(lake.bucket_index(source, name, bucket.tier, bucket.ar), data)
+        yield PartBucket(
+            **bucket._asdict(),
+            samples=sum(entry["samples"] for entry in entries),
+            shards=len(entries),
+            bytes=sum(entry["raw_data"]["bytes"] for entry in entries),
+            index_sha256=hashlib.sha256(data).hexdigest(),
+        )
+
+
+def _commit(lake: Lake, part: Part) -> Part:
+    """Create part.json, or find that another attempt has committed the same."""
+    uri = lake.part_commit(part.source, part.name)
+    if objects.create_bytes(uri, part.encode()):
+        return part
+    found = read_part(lake, part.source, part.name)
+    if found.content() != part.content():
+        raise ConflictError(
+            "another run committed this part with other content",
+            uri,
+            "Two runs of one batch must not differ: compare part.json with the source's settings",
+        )
+    return found
+
+
+def _report(lake: Lake, part: Part, started: float) -> ShardReport:
+    return ShardReport(
+        **part.accounting.model_dump(include={"stage", "rows_in", "rows_out", "dropped"}),
+        seconds=time.monotonic() - started,
+        part=part.name,
+        part_uri=lake.part_commit(part.source, part.name),
+        shards=sum(bucket.shards for bucket in part.buckets),
+        bytes=sum(bucket.bytes for bucket in part.buckets),
+    )

@@ -1,0 +1,125 @@
+"""A source's table as the stages before shard leave it, and small pictures to fill it with."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from smalti.config import Columns, Encoding, Engine, Source
+from smalti.images.buckets import Bucket, bucket_of
+from smalti.images.decode import probe
+from smalti.images.fingerprint import fingerprint
+from smalti.lake import Lake
+from smalti.objects import create_bytes
+from smalti.settings import SourceRun
+from smalti.table.schema import caption_columns, label_columns, table_schema
+from smalti.table.store import STORAGE_VERSION
+
+RULES = Engine(name="rules", role="captioner", kind="rules")
+MINILM = Engine(name="rules-minilm", role="classifier", kind="rules")
+
+
+def source_run(name: str = "demo", batch: str = "b1", **encoding: Any) -> SourceRun:
+    """Settings of a source whose table `write_table` makes."""
+    source = Source(
+        name=name,
+        format="files",
+        uri="file:///nowhere",
+        table="table.csv",
+        columns=Columns(key="file"),
+        encoding=Encoding(**({"shard_bytes": 1 << 17} | encoding)),
+    )
+    return SourceRun(source=source, batch=batch, captioner=RULES, classifier=MINILM)
+
+
+def picture(seed: int, width: int = 520, height: int = 520) -> Image.Image:
+    """Smooth, colourful, and like no other seed's."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def stored(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
+    """An image file."""
+    out = io.BytesIO()
+    image.save(out, kind, **({"quality": 88} if kind == "JPEG" else {}) | options)
+    return out.getvalue()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table; fields that are not given are what a picture without troubles has."""
+
+    key: str
+    image: bytes
+    caption: str | None = "a picture"
+    status: str | None = "ok"
+    label: str | None = "visual"
+    licence: str | None = "CC0-1.0"
+    size: tuple[int, int] | None = None  # upright, px; else as the header says
+
+    def as_dict(self, run: SourceRun) -> dict[str, Any]:
+        width, height = self.size or probe(self.image)[1:]
+        caption, status = caption_columns(run.captioner.name)
+        label, score = label_columns(run.classifier.name)
+        bucket = bucket_of(width, height)
+        row = {
+            "id": f"{run.source.name}/{self.key}",
+            "source": run.source.name,
+            "batch": run.batch,
+            "uri": f"file:///nowhere/{self.key}",
+            "format": "jpeg",
+            "width": width,
+            "height": height,
+            "bytes": len(self.image),
+            "sha256": hashlib.sha256(self.image).hexdigest(),
+            "caption_source": None,
+            "owner": "somebody",
+            "licence": self.licence,
+            "url": f"https://example.org/{self.key}",
+            "url_host": "example.org",
+            "metadata": "{}",
+            caption: self.caption,
+            status: self.status,
+            label: self.label,
+            score: 0.5,
+        }
+        if not isinstance(bucket, Bucket):
+            return row | {"tier": 0, "drop": str(bucket), caption: None, status: None, label: None}
+        try:
+            with Image.open(io.BytesIO(self.image)) as image:
+                print_ = fingerprint(image.convert("RGB"))
+            marks = {"phash": print_.phash, "colour": print_.colour, "flat": print_.flat, "unstable": print_.unstable}
+        except OSError:
+            marks = {"phash": 1, "colour": bytes(192), "flat": True, "unstable": 0}
+        return row | marks | {"tier": bucket.tier, "ar": bucket.ar}
+
+
+def write_table(lake: Lake, run: SourceRun, rows: Sequence[Row]) -> None:
+    """Append a batch, all its columns filled in, and say that it was ingested."""
+    import lance
+
+    caption, status = caption_columns(run.captioner.name)
+    label, score = label_columns(run.classifier.name)
+    text = [pa.field(name, pa.string()) for name in (caption, status, label)]
+    schema = pa.schema([*table_schema(None), *text, pa.field(score, pa.float32())])
+    values = [row.as_dict(run) for row in rows]
+    columns = [
+        lance.blob_array([row.image for row in rows])
+        if field.name == "image"
+        else pa.array([value.get(field.name) for value in values], field.type)
+        for field in schema
+    ]
+    table = pa.Table.from_arrays(columns, schema=schema)
+    lance.write_dataset(
+        table, lake.table(run.source.name), mode="append", data_storage_version=STORAGE_VERSION, max_rows_per_file=7
+    )
+    report = {"stage": "ingest", "rows_in": len(rows), "rows_out": len(rows), "dropped": {}}
+    create_bytes(lake.ingested(run.source.name, run.batch), json.dumps(report).encode())
