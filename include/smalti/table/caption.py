@@ -1,0 +1,193 @@
+"""Caption: what a captioner's profile says of each eligible picture, shown as the model will be trained on it.
+
+A captioner sees the bucket's crop, so it never describes what was cut away.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from PIL import Image
+from pydantic import Field
+
+from smalti.accounting import Accounted
+from smalti.config import Engine
+from smalti.engines.base import Captioner, CaptionInput, CaptionResult, open_captioner
+from smalti.errors import EngineError, InputError, SmaltiError
+from smalti.images.buckets import Bucket, Fit, bucket_of
+from smalti.images.decode import DecodeError, decode
+from smalti.images.resize import fit_to
+from smalti.lake import Lake
+from smalti.reasons import SkipReason
+from smalti.settings import SourceRun
+from smalti.table.columns import PROFILE, Chunk, Filling, Results, backfill, batch_table
+from smalti.table.schema import caption_columns
+
+log = logging.getLogger("smalti")
+
+OK, FAILED = "ok", "failed"
+
+
+class CaptionReport(Accounted):
+    """rows_in: the batch's rows in the table; rows_out: those with a caption; dropped: DropReasons and caption_failed."""
+
+    profile: str
+    computed: int = Field(ge=0, description="rows that this run asked the captioner about")
+
+
+@dataclass(frozen=True)
+class CaptionSettings:
+    """What a task needs besides its rows. `max_pixels`: of a source picture."""
+
+    engine: Engine
+    fit: Fit
+    max_pixels: int
+
+
+def caption(lake: Lake, run: SourceRun) -> CaptionReport:
+    """Caption the batch's eligible rows that have no caption of this profile yet.
+
+    Raises:
+        InputError: the batch is not fingerprinted, or the profile was changed under the same name.
+        EngineError: the captioner cannot run; the chunks that were done stay.
+    """
+    began = time.monotonic()
+    engine, uri = run.captioner, lake.table(run.source.name)
+    name, status = caption_columns(engine.name)
+    rows = batch_table(uri, run.batch, ["tier"])
+    if rows and rows["tier"].null_count:
+        raise InputError(
+            f"{rows['tier'].null_count} rows of batch {run.batch!r} are not fingerprinted", uri, "Run fingerprint first"
+        )
+    digest = engine_digest(engine, run.source.encoding.fit)
+    fields = [pa.field(column, pa.string(), metadata={PROFILE: digest}) for column in (name, status)]
+    filled = backfill(
+        lake,
+        run.source.name,
+        run.batch,
+        Filling(
+            stage="caption",
+            profile=engine.name,
+            digest=digest,
+            outputs=pa.schema(fields),
+            marker=status,
+            inputs=("width", "height", "caption_source", "drop"),
+            eligible=lambda rows: pc.is_null(rows["drop"]),
+            compute=caption_chunk,
+            settings=CaptionSettings(engine, run.source.encoding.fit, run.source.max_pixels),
+            chunk_rows=lambda _: engine.batch_size,
+            cpus=engine.cpus,
+        ),
+    )
+    rows = batch_table(uri, run.batch, ["drop", status])
+    dropped = collections.Counter(rows["drop"].drop_null().to_pylist() if rows else ())
+    states = collections.Counter(rows[status].to_pylist() if rows else ())
+    if states[FAILED]:
+        dropped[SkipReason.CAPTION_FAILED.value] = states[FAILED]
+    report = CaptionReport(
+        stage="caption",
+        seconds=round(time.monotonic() - began, 3),
+        rows_in=rows.num_rows if rows else 0,
+        rows_out=states[OK],
+        dropped=dict(sorted(dropped.items())),
+        profile=engine.name,
+        computed=filled.computed,
+    )
+    log.info("caption: %d rows in, %d captioned, left out %s", report.rows_in, report.rows_out, report.dropped)
+    return report
+
+
+def caption_chunk(chunk: Chunk, settings: CaptionSettings) -> Results:
+    """Caption and status of each row of a chunk; a picture that makes trouble fails by itself."""
+    rows = chunk.rows.to_pylist()
+    results = [CaptionResult(None, FAILED, "not asked") for _ in rows]
+    items: dict[int, CaptionInput] = {}
+    for index, data in chunk.images(range(len(rows))):
+        row = rows[index]
+        try:
+            image = shown(decode(data, settings.max_pixels), settings.fit, settings.engine.max_pixels)
+        except DecodeError as error:
+            results[index] = CaptionResult(None, FAILED, str(error))
+            continue
+        items[index] = CaptionInput(row["id"], image, row["caption_source"], row["width"], row["height"])
+    captioner = _captioner(settings.engine)
+    for index, result in zip(items, _ask(captioner, list(items.values())), strict=True):
+        if result.status != OK:
+            log.warning("caption: %s failed: %s", rows[index]["id"], result.detail)
+        results[index] = result
+    name, status = caption_columns(settings.engine.name)
+    return {
+        name: [result.text if result.status == OK else None for result in results],
+        status: [result.status for result in results],
+        "detail": [result.detail for result in results],
+    }
+
+
+def shown(image: Image.Image, fit: Fit, max_pixels: int) -> Image.Image:
+    """The bucket's crop of a picture, at most `max_pixels` large: what a captioner is shown.
+
+    A crop that has to be reduced goes there in one resize, as both steps would cut the same box.
+    """
+    bucket = bucket_of(image.width, image.height)
+    if not isinstance(bucket, Bucket):
+        raise ValueError(f"{image.width}x{image.height} has no bucket: {bucket.value}")
+    scale = math.sqrt(max_pixels / (bucket.width * bucket.height))
+    if scale < 1:
+        width, height = int(bucket.width * scale), int(bucket.height * scale)
+        bucket = bucket._replace(width=max(1, width), height=max(1, height))
+    return fit_to(image, bucket, fit)
+
+
+def engine_digest(engine: Engine, *more: str) -> str:
+    """Of all in a profile that decides what it says, and of `more`; not of how fast it says it."""
+    spec = engine.model_dump(mode="json", exclude={"description", "batch_size", "cpus", "gpus", "rate"})
+    return hashlib.sha256(json.dumps([spec, *more], sort_keys=True).encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=1)
+def _captioner(engine: Engine) -> Captioner:
+    """Once a worker process: a model takes seconds to load."""
+    return open_captioner(engine)
+
+
+def _ask(captioner: Captioner, items: Sequence[CaptionInput]) -> list[CaptionResult]:
+    """Ask for all at once; if that fails, one by one, so that one picture does not fail the others.
+
+    Raises:
+        EngineError: the captioner itself is at fault.
+    """
+    if not items:
+        return []
+    try:
+        return list(captioner.caption(list(items)))
+    except SmaltiError:
+        raise
+    except Exception as error:
+        log.warning("caption: a chunk failed, asking again one by one (%s)", error)
+    results: list[CaptionResult] = []
+    last: Exception | None = None
+    for item in items:
+        try:
+            results += captioner.caption([item])
+        except SmaltiError:
+            raise
+        except Exception as error:
+            last = error
+            results.append(CaptionResult(None, FAILED, f"{type(error).__name__}: {error}"))
+    if last and len(items) > 1 and not any(result.status == OK for result in results):
+        raise EngineError(
+            f"it failed on each of {len(items)} pictures ({last})",
+            "captioner",
+            "Mend the captioner; no caption was recorded",
+        ) from last
+    return results

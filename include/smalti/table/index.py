@@ -1,0 +1,144 @@
+"""Index: fewer, larger fragments where that helps, and indices for whoever searches the table.
+
+It may run at any time after ingest, also beside another stage: a commit that comes in between makes it try again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import random
+import time
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from smalti.accounting import Report
+from smalti.errors import CorruptError
+from smalti.lake import Lake
+from smalti.settings import SourceRun
+from smalti.table import store
+
+log = logging.getLogger("smalti")
+
+BTREE = ("id", "sha256", "phash", "owner", "url")
+BITMAP = ("batch", "tier", "ar", "drop")
+
+FRAGMENT_ROWS = 1_000_000
+FRAGMENT_BYTES = 32 << 30
+"""What a fragment grows to. Lance's advice is 1M rows, and 10 to 100 GB at most."""
+
+SMALL_FRAGMENTS = 32
+"""So many fragments of less than half that size are merged. With a batch a day a row is copied about
+log2(rows of a fragment / rows of 32 batches) times in its life, not every day."""
+
+CHECKED_BLOBS = 64
+"""Pictures whose sha256 is compared after a compaction."""
+
+
+class IndexReport(Report):
+    """The table as it is now."""
+
+    table: str = Field(description="URI of the table")
+    rows: int = Field(0, ge=0)
+    fragments: int = Field(0, ge=0)
+    unindexed: int = Field(0, ge=0, description="rows that the least complete index lacks")
+    indices: tuple[str, ...] = Field((), description="columns that have one")
+    compacted: int = Field(0, ge=0, description="fragments that were merged into others")
+
+
+def index(lake: Lake, run: SourceRun) -> IndexReport:
+    """Compact and index the source's table.
+
+    Raises:
+        CorruptError: pictures are not what they were before the compaction.
+        ConflictError: other writers kept changing the table.
+    """
+    began = time.monotonic()
+    uri = lake.table(run.source.name)
+    table = store.open_table(uri)
+    if table is None or table.count_rows() == 0:
+        return IndexReport(stage="index", seconds=round(time.monotonic() - began, 3), table=uri)
+    compacted = store.retried(uri, functools.partial(_compact, uri))
+    for column, kind in wanted_indices(table.schema):
+        store.retried(uri, functools.partial(_create, uri, column, kind))
+    store.retried(uri, functools.partial(_optimize, uri))
+    table = store.open_table(uri)
+    found = table.describe_indices()
+    rows = table.count_rows()
+    report = IndexReport(
+        stage="index",
+        seconds=round(time.monotonic() - began, 3),
+        table=uri,
+        rows=rows,
+        fragments=len(table.get_fragments()),
+        unindexed=rows - min((each.num_rows_indexed for each in found), default=0),
+        indices=tuple(sorted({name for each in found for name in each.field_names})),
+        compacted=compacted,
+    )
+    log.info("index: %d rows in %d fragments, %d unindexed", rows, report.fragments, report.unindexed)
+    return report
+
+
+def wanted_indices(schema: pa.Schema) -> list[tuple[str, str]]:
+    """Column and kind of each index the table should have: words of captions, exact values of the rest."""
+    kinds = dict.fromkeys(BTREE, "BTREE") | dict.fromkeys(BITMAP, "BITMAP")
+    for name in schema.names:
+        if name.startswith("caption_"):
+            kinds[name] = "BITMAP" if name.endswith("_status") else "INVERTED"
+        elif name.startswith("label_") and not name.endswith("_score"):
+            kinds[name] = "BITMAP"
+    return [(name, kind) for name, kind in kinds.items() if name in schema.names]
+
+
+def fragment_rows(rows: int, size: int) -> int:
+    """Rows that a fragment of this table should have, given how many it has and their bytes."""
+    return max(1, min(FRAGMENT_ROWS, FRAGMENT_BYTES * max(rows, 1) // max(size, 1)))
+
+
+def _compact(uri: str) -> int:
+    """Merge small fragments if there are many. Returns how many were merged."""
+    table = store.open_table(uri)
+    size = pc.sum(table.to_table(columns=["bytes"])["bytes"]).as_py() or 0
+    target = fragment_rows(table.count_rows(), size)
+    small = [fragment for fragment in table.get_fragments() if fragment.count_rows() * 2 < target]
+    if len(small) < SMALL_FRAGMENTS:
+        return 0
+    before = {fragment.fragment_id for fragment in table.get_fragments()}
+    table.optimize.compact_files(target_rows_per_fragment=target, batch_size=64)
+    table = store.open_table(uri)
+    check_blobs(table)
+    return len(before - {fragment.fragment_id for fragment in table.get_fragments()})
+
+
+def check_blobs(table: Any) -> None:
+    """Compare the sha256 of some pictures with what the table says. Raises CorruptError."""
+    count = table.count_rows()
+    chosen = sorted(random.Random(table.version).sample(range(count), min(CHECKED_BLOBS, count)))
+    rows = table.take(chosen, columns=["id", "sha256"]).to_pylist()
+    for start in range(0, len(chosen), 8):
+        blobs = table.read_blobs("image", indices=chosen[start : start + 8], preserve_order=True)
+        for row, (_, data) in zip(rows[start : start + 8], blobs, strict=True):
+            if hashlib.sha256(data or b"").hexdigest() != row["sha256"]:
+                raise CorruptError(
+                    f"the picture of {row['id']} is not the one that was ingested",
+                    table.uri,
+                    f"Restore the table from a version before {table.version}",
+                )
+
+
+def _create(uri: str, column: str, kind: str) -> None:
+    table = store.open_table(uri)
+    if not any(list(each.field_names) == [column] for each in table.describe_indices()):
+        table.create_scalar_index(column, kind, replace=False)
+
+
+def _optimize(uri: str) -> None:
+    """Bring the rows into the indices that were appended or filled in since."""
+    table = store.open_table(uri)
+    rows = table.count_rows()
+    if any(each.num_rows_indexed < rows for each in table.describe_indices()):
+        table.optimize.optimize_indices()
