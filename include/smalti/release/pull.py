@@ -1,0 +1,308 @@
+"""Bring a release to a machine: shards, indices, skip files and manifest, in the layout of the lake.
+
+    DIR/releases/<dataset>/<version>/{manifest.json,streams/...}
+    DIR/releases/<dataset>/skips/<sha256>.json.gz
+    DIR/parts/<source>/<part>/<tier>/<ar>/shard.NNNNN.mds
+
+`ReleaseDataset(DIR/releases/.../manifest.json)` reads it in place. Versions share DIR/parts, so that a newer version fetches
+what is new only. Each shard is checked against its sha256 before it appears; DIR/.smalti/verified.jsonl remembers size and
+time of what was checked, so that the next pull need not read thirty terabytes again; a file whose size or time
+differs is hashed, and fetched anew if it is damaged. manifest.json comes last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from smalti.accounting import Report
+from smalti.errors import ConflictError, CorruptError, InputError
+from smalti.lake import Lake
+from smalti.loader.fetch import fetch, file_sha256
+from smalti.loader.skips import ServedShard, served_shards
+from smalti.objects import ATTEMPT_PREFIX, file_uri, join_uri, local_path, normalise_uri, read_bytes
+from smalti.release import materialize as trees
+from smalti.release.manifest import (
+    Manifest,
+    StreamEntry,
+    beside,
+    decode_stream_index,
+    parse_manifest,
+    parts_uri,
+    skip_file_uri,
+)
+from smalti.release.skips import SkipFile
+
+log = logging.getLogger("smalti")
+
+THREADS = 8
+"""Shards at once."""
+
+_MATERIALIZE_THREADS = 4
+"""Fewer: each holds a shard twice."""
+
+_NOTE_EVERY = 5.0
+"""Seconds between two lines of progress."""
+
+_STALE = 3600.0
+"""Seconds after which an uncommitted write of a process that was killed is removed."""
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+
+class PullReport(Report):
+    """Attributes:
+    manifest: what to give to ReleaseDataset; with `materialize`, the folder of the tree.
+    shards, bytes: what the release has of the chosen tiers.
+    fetched, fetched_bytes: shards that were not here, and all bytes that were transferred.
+    """
+
+    manifest: str
+    shards: int
+    bytes: int
+    fetched: int
+    fetched_bytes: int
+
+
+def pull(
+    manifest_uri: str,
+    directory: str | Path,
+    tiers: Iterable[int] | None = None,
+    materialize: bool = False,
+    *,
+    threads: int = THREADS,
+    recheck: bool = False,
+) -> PullReport:
+    """Bring a release, or what is missing of it, into a directory.
+
+    Args:
+        tiers: only these; empty: all. More can be pulled later.
+        materialize: write DIR/<tier>/<ar>/{index.json,shards} for an unmodified StreamingDataset instead.
+        threads: shards fetched at once.
+        recheck: hash what is here even if its size and time are those of the last check.
+    Raises:
+        InputError: a tier that the release has not, another pull in the directory, or too little room.
+        MissingObject, LakeError: the source cannot be read.
+        CorruptError: an object of the source is not what was recorded about it; nothing of it appears here.
+        ConflictError: the directory holds another release of this name.
+    """
+    started = time.monotonic()
+    uri, folder = normalise_uri(str(manifest_uri)), Path(directory).absolute()
+    with _locked(folder):
+        if materialize:
+            written = trees.materialize(
+                uri, file_uri(folder), tiers, run=_in_threads(min(threads, _MATERIALIZE_THREADS))
+            )
+            return PullReport(
+                stage="pull",
+                seconds=time.monotonic() - started,
+                manifest=str(folder),
+                shards=written.shards,
+                bytes=written.bytes,
+                fetched=written.new,
+                fetched_bytes=written.new_bytes,
+            )
+        mirror = _Mirror(uri, folder, recheck)
+        report = mirror.pull(tiers, _in_threads(threads))
+    return report.model_copy(update={"seconds": time.monotonic() - started})
+
+
+class _Mirror:
+    """One pull into one directory."""
+
+    def __init__(self, uri: str, folder: Path, recheck: bool) -> None:
+        self.uri = uri
+        self.data = read_bytes(uri)
+        self.manifest = parse_manifest(self.data, uri)
+        self.parts = folder / "parts"
+        local = local_path(Lake.at(str(folder)).manifest(self.manifest.dataset, self.manifest.version))
+        assert local is not None
+        self.local = local
+        self.verified = _Verified(folder / ".smalti" / "verified.jsonl", recheck)
+        self.fetched_bytes = 0
+
+    def pull(self, tiers: Iterable[int] | None, run: trees.Runner) -> PullReport:
+        self._refuse_another()
+        _sweep(self.parts)
+        streams = self.manifest.select(tiers)
+        for stream in streams:
+            self._small_files(stream)
+        shards = [shard for stream in streams for shard in served_shards(file_uri(self.local), stream)]
+        missing = [shard for shard, here in zip(shards, run(self._is_here, shards), strict=True) if not here]
+        self._fetch(shards, missing, run)
+        if not self.local.exists():
+            self._write(self.local, self.data)
+        return PullReport(
+            stage="pull",
+            manifest=str(self.local),
+            shards=len(shards),
+            bytes=sum(shard.bytes for shard in shards),
+            fetched=len(missing),
+            fetched_bytes=self.fetched_bytes,
+        )
+
+    def _refuse_another(self) -> None:
+        """A manifest is never changed, so what is here under its name is the same, damaged, or of another lake."""
+        if not self.local.exists() or self.local.read_bytes() == self.data:
+            return
+        try:
+            there: Manifest | None = parse_manifest(self.local.read_bytes(), str(self.local))
+        except CorruptError:
+            there = None
+        if there is not None and there.digest != self.manifest.digest:
+            raise ConflictError(
+                f"the directory holds another {there.dataset} {there.version} ({there.digest[:12]})",
+                str(self.local),
+                "Pull into another directory",
+            )
+        log.warning("%s is damaged and is fetched anew", self.local)
+        self.local.unlink()
+
+    def _small_files(self, stream: StreamEntry) -> None:
+        """The stream's index and skip file."""
+        index = beside(self.uri, stream.index)
+        self._copy(index, self.local.parent / stream.index, lambda d, w: decode_stream_index(d, w, stream.index_sha256))
+        if stream.skip_file is not None:
+            skips, digest = skip_file_uri(self.uri, stream.skip_file), stream.skip_file
+            path = self.local.parent.parent / "skips" / f"{digest}.json.gz"
+            self._copy(skips, path, lambda d, w: SkipFile.decode(d, w, digest))
+
+    def _copy(self, uri: str, path: Path, check: Callable[[bytes, str], object]) -> None:
+        """Unless it is here: an object that `check` accepts, else it raises CorruptError."""
+        with contextlib.suppress(FileNotFoundError, CorruptError):
+            check(path.read_bytes(), str(path))
+            return
+        data = read_bytes(uri)
+        check(data, uri)
+        self._write(path, data)
+
+    def _write(self, path: Path, data: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        attempt = path.with_name(f"{ATTEMPT_PREFIX}{path.name}")  # one pull a directory: the name is ours
+        attempt.write_bytes(data)
+        attempt.replace(path)
+        self.fetched_bytes += len(data)
+
+    def _is_here(self, shard: ServedShard) -> bool:
+        path = self.parts / shard.basename
+        if not path.exists():
+            return False
+        if self.verified.holds(path, shard):
+            return True
+        log.warning("%s is not what the release has there, and is fetched anew", path)
+        return False
+
+    def _fetch(self, shards: Sequence[ServedShard], missing: Sequence[ServedShard], run: trees.Runner) -> None:
+        """Download, check, and note each shard that is missing."""
+        total = sum(shard.bytes for shard in missing)
+        log.info("pull: %d of %d shards are here; %s to fetch", len(shards) - len(missing), len(shards), _gb(total))
+        room = shutil.disk_usage(self.parts.parent).free
+        if total > room:
+            raise InputError(
+                f"{_gb(total)} are to be fetched, and there is room for {_gb(room)}",
+                str(self.parts.parent),
+                "Make room, choose tiers, or use another disk",
+            )
+        root, began, noted, done = parts_uri(self.uri, self.manifest), time.monotonic(), time.monotonic(), 0
+
+        def bring(shard: ServedShard) -> int:
+            path = self.parts / shard.basename
+            fetch(join_uri(root, shard.basename), path, shard.sha256)
+            self.verified.note(path, shard)
+            return shard.bytes
+
+        for number, size in enumerate(run(bring, missing), 1):
+            done += size
+            self.fetched_bytes += size
+            now = time.monotonic()
+            if now - noted >= _NOTE_EVERY or number == len(missing):
+                rate = done / max(now - began, 1e-3)
+                log.info(
+                    "pull: %d of %d shards, %s of %s, %s/s", number, len(missing), _gb(done), _gb(total), _gb(rate)
+                )
+                noted = now
+
+
+class _Verified:
+    """Which files were found to be right, with the size and time they had then. Lines are appended as it goes."""
+
+    def __init__(self, path: Path, recheck: bool) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[str, int]] = {}
+        for line in [] if recheck or not path.exists() else path.read_text().splitlines():
+            with contextlib.suppress(ValueError, TypeError):  # the last line of a pull that was killed
+                name, sha256, mtime = json.loads(line)
+                self._known[name] = (sha256, mtime)
+
+    def holds(self, path: Path, shard: ServedShard) -> bool:
+        """Whether the file is the shard."""
+        stat = path.stat()
+        if stat.st_size != shard.bytes:
+            return False
+        if self._known.get(shard.basename) == (shard.sha256, stat.st_mtime_ns):
+            return True
+        if file_sha256(path) != shard.sha256:
+            return False
+        self.note(path, shard)
+        return True
+
+    def note(self, path: Path, shard: ServedShard) -> None:
+        line = json.dumps([shard.basename, shard.sha256, path.stat().st_mtime_ns])
+        with self._lock, self._path.open("a") as file:
+            file.write(line + "\n")
+
+
+def _in_threads(threads: int) -> trees.Runner:
+    """A runner of plain threads: a pull is run where no Ray is. A long list is never all waiting."""
+
+    def run(function: Callable[[Item], Outcome], items: Sequence[Item]) -> Iterator[Outcome]:
+        waiting: deque[Future[Outcome]] = deque()
+        pool = ThreadPoolExecutor(threads)
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) >= 4 * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    return run
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One pull a directory."""
+    (folder / ".smalti").mkdir(parents=True, exist_ok=True)
+    with (folder / ".smalti" / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError("another pull is at work in this directory", str(folder), "Wait for it to end") from None
+        yield
+
+
+def _sweep(parts: Path) -> None:
+    """Remove what killed writers left. A training run may be fetching into the same directory: young ones stay."""
+    for path in parts.rglob(f"{ATTEMPT_PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > _STALE:
+                os.unlink(path)
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.2f} MB"
