@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smalti.errors import ConflictError, CorruptError, InputError, MissingObject
+from smalti.lake import Lake
+from smalti.loader.skips import served_shards
+from smalti.objects import file_uri, local_path
+from smalti.release.manifest import read_manifest
+from smalti.release.pull import PullReport, pull
+from tests.conftest import snapshot
+from tests.loader.releases import SHARDS, Release, build, skip_share
+
+SKIPS = skip_share(0.2, shards=["alpha/00001-aaaaaaaaaaaa/512/1.000/1"], streams=["512/0.778"])
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    return tmp_path / "a disk"
+
+
+def pulled(folder: Path) -> dict[str, str]:
+    """Every file of the release in a directory; the pull's own notes left away."""
+    return {name: digest for name, digest in snapshot(file_uri(folder)).items() if not name.startswith("/.smalti/")}
+
+
+def served(release: Release) -> list[str]:
+    """Shards of which anything is kept."""
+    return sorted(
+        shard.basename for stream in release.manifest.select() for shard in served_shards(release.uri, stream)
+    )
+
+
+def flip(path: Path) -> None:
+    """Change a byte, and not the size."""
+    os.chmod(path, 0o644)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_pull_mirrors_what_the_lake_has_of_the_release(any_lake: Lake, disk: Path) -> None:
+    release = build(any_lake, skips=SKIPS)
+
+    report = pull(release.uri, disk)
+
+    lake, here = snapshot(any_lake.root), pulled(disk)
+    assert here.items() <= lake.items()
+    assert sorted(name.removeprefix("/parts/") for name in here if name.startswith("/parts/")) == served(release)
+    assert report.fetched == report.shards == len(served(release))
+    assert report.fetched_bytes > report.bytes
+    assert read_manifest(file_uri(report.manifest)) == release.manifest
+    assert not list(disk.rglob(".attempt-*"))
+
+
+def test_a_second_pull_transfers_nothing(lake: Lake, disk: Path) -> None:
+    release = build(lake, skips=SKIPS)
+    first = pull(release.uri, disk)
+    before = pulled(disk)
+
+    second = pull(release.uri, disk)
+
+    assert (second.fetched, second.fetched_bytes, second.shards) == (0, 0, first.shards)
+    assert pulled(disk) == before
+
+
+def test_a_second_pull_does_not_read_what_was_checked(lake: Lake, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk)
+    monkeypatch.setattr("smalti.release.pull.file_sha256", lambda path: pytest.fail(f"{path} was read"))
+
+    assert pull(release.uri, disk).fetched == 0
+
+
+def test_tiers_can_be_pulled_one_by_one(lake: Lake, disk: Path) -> None:
+    release = build(lake, skips=SKIPS)
+
+    small = pull(release.uri, disk, tiers=[512])
+    assert not [name for name in pulled(disk) if "/1024/" in name]
+    large = pull(release.uri, disk, tiers=[512, 1024])
+
+    assert small.fetched + large.fetched == large.shards == len(served(release))
+    with pytest.raises(InputError, match="no tier 2048"):
+        pull(release.uri, disk, tiers=[2048])
+
+
+def test_a_newer_version_fetches_only_what_is_new(lake: Lake, disk: Path) -> None:
+    old = {"alpha": SHARDS["alpha"]}
+    first = build(lake, shards=old, skips=SKIPS)
+    pull(first.uri, disk)
+    second = build(lake, version="v2", skips=SKIPS)
+
+    report = pull(second.uri, disk)
+
+    assert report.shards == len(served(second))
+    assert report.fetched == len(set(served(second)) - set(served(first))) < report.shards
+    assert {Path(p).parent.name for p in (report.manifest, pull(first.uri, disk).manifest)} == {"v1", "v2"}
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "gone", "flipped index", "flipped skips", "flipped manifest"])
+def test_damaged_files_are_fetched_anew(lake: Lake, disk: Path, how: str) -> None:
+    release = build(lake, skips=SKIPS)
+    report = pull(release.uri, disk)
+    before = pulled(disk)
+    name = {
+        "flipped index": "releases/demo/v1/streams/main/512/1.000/index.json.gz",
+        "flipped skips": f"releases/demo/skips/{release.manifest.streams[1].skip_file}.json.gz",
+        "flipped manifest": "releases/demo/v1/manifest.json",
+    }.get(how, f"parts/{served(release)[0]}")
+    path = disk / name
+    if how == "cut":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif how == "gone":
+        path.unlink()
+    else:
+        flip(path)
+
+    again = pull(release.uri, disk)
+
+    assert pulled(disk) == before
+    assert again.fetched == (0 if "flipped " in how else 1)
+    assert 0 < again.fetched_bytes < report.fetched_bytes
+
+
+def test_recheck_finds_damage_that_left_size_and_time_alone(lake: Lake, disk: Path) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk)
+    path = disk / "parts" / served(release)[0]
+    stat = path.stat()
+    flip(path)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    assert pull(release.uri, disk).fetched == 0
+    assert pull(release.uri, disk, recheck=True).fetched == 1
+
+
+def test_a_killed_pull_goes_on_where_it_was(lake: Lake, disk: Path) -> None:
+    release = build(lake, skips=SKIPS)
+    code = """if True:
+        import os, signal, sys
+        from smalti.release import pull
+        fetch, fetched = pull.fetch, []
+        def fetch_or_die(*args):
+            if len(fetched) == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            fetched.append(fetch(*args))
+        pull.fetch = fetch_or_die
+        pull.pull(sys.argv[1], sys.argv[2], threads=1)
+    """
+    killed = subprocess.run([sys.executable, "-c", code, release.uri, str(disk)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert "/releases/demo/v1/manifest.json" not in pulled(disk)
+    record = disk / ".smalti" / "verified.jsonl"
+    record.write_text(record.read_text() + '["parts/half a li')
+
+    report = pull(release.uri, disk)
+
+    assert report.fetched == report.shards - 3
+    assert sorted(n.removeprefix("/parts/") for n in pulled(disk) if n.startswith("/parts/")) == served(release)
+
+
+@pytest.mark.parametrize("what", ["shard", "index", "skips", "manifest"])
+def test_a_corrupt_source_is_named_and_nothing_of_it_appears(lake: Lake, disk: Path, what: str) -> None:
+    release = build(lake, skips=SKIPS)
+    stream = release.manifest.select()[0]
+    uri = {
+        "shard": f"{lake.parts_root()}/{served(release)[0]}",
+        "index": f"{lake.release('demo', 'v1')}/{stream.index}",
+        "skips": lake.skip_file("demo", str(stream.skip_file)),
+        "manifest": release.uri,
+    }[what]
+    path = local_path(uri)
+    assert path is not None
+    flip(path)
+
+    with pytest.raises(CorruptError, match=uri.replace(".", r"\.")):
+        pull(release.uri, disk)
+
+    assert uri.removeprefix(lake.root) not in pulled(disk)
+    assert "/releases/demo/v1/manifest.json" not in pulled(disk)
+    assert not list(disk.rglob(".attempt-*"))
+
+
+def test_a_missing_shard_is_named(lake: Lake, disk: Path) -> None:
+    release = build(lake)
+    path = local_path(f"{lake.parts_root()}/{served(release)[0]}")
+    assert path is not None
+    path.unlink()
+    with pytest.raises(MissingObject, match=served(release)[0]):
+        pull(release.uri, disk)
+
+
+def test_another_release_of_the_same_name_is_refused(lake: Lake, tmp_path: Path, disk: Path) -> None:
+    pull(build(lake).uri, disk)
+    other = build(Lake.at(str(tmp_path / "other lake")), skips=SKIPS)
+    before = pulled(disk)
+
+    with pytest.raises(ConflictError, match=r"holds another demo v1.*Pull into another directory"):
+        pull(other.uri, disk)
+    assert pulled(disk) == before
+
+
+def test_two_pulls_into_one_directory_do_not_meet(lake: Lake, disk: Path) -> None:
+    import fcntl
+
+    release = build(lake)
+    pull(release.uri, disk)
+    with (disk / ".smalti" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="another pull is at work"):
+            pull(release.uri, disk)
+
+
+def test_too_little_room_is_said_before_anything_is_fetched(
+    lake: Lake, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = build(lake)
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(1000))
+    with pytest.raises(InputError, match=r"MB are to be fetched, and there is room for 0\.00 MB"):
+        pull(release.uri, disk)
+    assert not (disk / "parts").exists()
+
+
+def test_old_attempts_are_removed_and_young_ones_stay(lake: Lake, disk: Path) -> None:
+    release = build(lake)
+    pull(release.uri, disk)
+    old, young = (disk / "parts" / "alpha" / f".attempt-{age}" for age in ("old", "young"))
+    for path in (old, young):
+        path.touch()
+    os.utime(old, (0, 0))
+
+    pull(release.uri, disk)
+
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_progress_is_told(lake: Lake, disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    release = build(lake)
+    with caplog.at_level(logging.INFO, "smalti"):
+        pull(release.uri, disk)
+    total = len(served(release))
+    assert f"pull: 0 of {total} shards are here" in caplog.text
+    assert f"pull: {total} of {total} shards, " in caplog.text
+
+
+def materialized(report: PullReport) -> dict[str, list[str]]:
+    """Bucket -> shards that its index lists."""
+    return {
+        str(path.parent.relative_to(report.manifest)): [
+            entry["raw_data"]["basename"] for entry in json.loads(path.read_text())["shards"]
+        ]
+        for path in sorted(Path(report.manifest).rglob("index.json"))
+    }
+
+
+def test_materialized_pull_makes_plain_directories(any_lake: Lake, disk: Path) -> None:
+    release = build(any_lake, skips=SKIPS)
+
+    report = pull(release.uri, disk, materialize=True)
+
+    names = ["shard.00000.mds", "shard.00001.mds", "shard.00002.mds", "shard.00003.mds", "shard.00004.mds"]
+    assert materialized(report) == {"1024/1.000": names[:2], "1024/1.286": names[:3], "512/1.000": names}
+    assert not (disk / "parts").exists()
+    again = pull(release.uri, disk, materialize=True)
+    assert (again.fetched, again.fetched_bytes, again.shards) == (0, 0, report.shards)
+
+
+def test_a_directory_can_be_pulled_from(lake: Lake, disk: Path, tmp_path: Path) -> None:
+    release = build(lake, skips=SKIPS)
+    first: Any = pull(release.uri, disk)
+
+    second = pull(first.manifest, tmp_path / "second")
+
+    assert pulled(tmp_path / "second") == pulled(disk)
+    assert second.fetched == first.fetched
