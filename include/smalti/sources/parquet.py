@@ -88,7 +88,7 @@ def plan_parquet(run: SourceRun, inventory: Inventory) -> SourcePlan:
 
 def _groups(meta: Any, pinned: dict[str, Any], columns: Columns) -> list[ParquetGroup]:
     counts = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
-    most = max(1, GROUP_ROWS // max(counts, default=1))
+    most = max(1, GROUP_ROWS // max([1, *counts]))
     runs = split_evenly([meta.row_group(i).total_byte_size for i in range(len(counts))], most, GROUP_BYTES)
     return [
         ParquetGroup(
