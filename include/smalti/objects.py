@@ -293,7 +293,9 @@ class _Gcs:
     def open(self, uri: str) -> IO[bytes]:
         info = self.stat(uri)
         if info is None:
-            raise MissingObject("there is no such object", uri, "Check the name, and that the run that makes it is done")
+            raise MissingObject(
+                "there is no such object", uri, "Check the name, and that the run that makes it is done"
+            )
         bucket, _, name = uri[len("gs://") :].partition("/")
         blob = self.client.bucket(bucket).blob(name, generation=int(info.generation))
         return cast(IO[bytes], blob.open("rb", chunk_size=1 << 22))
@@ -351,6 +353,9 @@ _GCS = _Gcs()
 def forget_clients() -> None:
     """Connect anew at the next request: for tests that move to another server, and after a fork."""
     _GCS.__dict__.pop("client", None)
+
+
+os.register_at_fork(after_in_child=forget_clients)  # two processes on one TLS connection corrupt each other's answers
 
 
 def _store(uri: str) -> _Files | _Gcs:

@@ -67,7 +67,6 @@ def test_shard_and_index_are_byte_for_byte_what_the_real_writer_makes(
 
 def test_an_unmodified_dataset_reads_the_very_images_that_were_put_in(tmp_path: Path) -> None:
     from streaming import StreamingDataset
-    from streaming.base.util import clean_stale_shared_memory
 
     encoded = []
     for quality in (92, 30):
@@ -81,7 +80,6 @@ def test_an_unmodified_dataset_reads_the_very_images_that_were_put_in(tmp_path: 
     (remote / "shard.00000.mds").write_bytes(shard)
     (remote / "index.json").write_bytes(mds.encode_index([mds.shard_entry("shard.00000.mds", shard)]))
 
-    clean_stale_shared_memory()
     dataset = StreamingDataset(
         remote=str(remote), local=str(tmp_path / "local"), batch_size=1, validate_hash="sha256", shuffle=False
     )
@@ -92,8 +90,6 @@ def test_an_unmodified_dataset_reads_the_very_images_that_were_put_in(tmp_path: 
         expected: Any = Image.open(io.BytesIO(data))
         assert sample["image"].quantization == expected.quantization
         assert sample["image"].tobytes() == expected.tobytes()
-    del dataset
-    clean_stale_shared_memory()
 
 
 @given(SAMPLES)
