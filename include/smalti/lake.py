@@ -124,6 +124,10 @@ class Lake:
         """manifest.json: the version exists when this does."""
         return self._uri("releases", dataset, version, "manifest.json")
 
+    def verified(self, dataset: str, version: str) -> str:
+        """verified.json: what verify found of exactly these bytes of the manifest."""
+        return self._uri("releases", dataset, version, "verified.json")
+
     def streams_yaml(self, dataset: str, version: str) -> str:
         return self._uri("releases", dataset, version, "streams.yaml")
 

@@ -150,7 +150,7 @@ def test_nothing_makes_an_empty_plan() -> None:
 def test_png_is_estimated_larger_than_jpeg_and_better_quality_larger_than_worse() -> None:
     rows = pa.Table.from_pylist([row(0)], schema=SCHEMA)
     sizes = [
-        int(estimated_bytes(rows, Encoding(**each))[0])  # type: ignore[arg-type]
+        int(estimated_bytes(rows, Encoding(**each))[0])
         for each in ({"quality": 75}, {}, {"chroma": "444"}, {"format": "png"})
     ]
     assert sizes == sorted(sizes)

@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from smalti.config import Columns, Encoding, Engine, Source
+from smalti.config import Columns, Dataset, Encoding, Engine, Source
 from smalti.images.buckets import Bucket, bucket_of
 from smalti.images.decode import probe
 from smalti.images.fingerprint import fingerprint
 from smalti.lake import Lake
 from smalti.objects import create_bytes
-from smalti.settings import SourceRun
+from smalti.settings import ReleaseRun, SourceRun
 from smalti.table.schema import caption_columns, label_columns, table_schema
 from smalti.table.store import STORAGE_VERSION
 
@@ -123,3 +123,14 @@ def write_table(lake: Lake, run: SourceRun, rows: Sequence[Row]) -> None:
     )
     report = {"stage": "ingest", "rows_in": len(rows), "rows_out": len(rows), "dropped": {}}
     create_bytes(lake.ingested(run.source.name, run.batch), json.dumps(report).encode())
+
+
+def release_run(*sources: str, **dataset: Any) -> ReleaseRun:
+    """Settings of a dataset of these sources (default: demo)."""
+    names = sources or ("demo",)
+    settings = {"name": "set", "sources": tuple({"name": name} for name in names)} | dataset
+    return ReleaseRun(
+        dataset=Dataset.model_validate(settings),
+        sources=tuple(source_run(name).source for name in names),
+        engines=(RULES, MINILM),
+    )

@@ -1,0 +1,260 @@
+"""Curation: each sample that is left out has its reasons, and copies are decided last."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smalti import objects
+from smalti.config import Band, Dataset, Drops
+from smalti.curation.curate import CurateReport, curate, decide, declared_reasons, outside_bands
+from smalti.curation.record import Curation, read_curation
+from smalti.errors import CorruptError, InputError
+from smalti.lake import Lake
+from smalti.reasons import Label, SkipReason
+from smalti.settings import ReleaseRun
+from smalti.shards.samples import decode_samples
+from smalti.shards.stage import shard
+from tests.support.pictures import Row, picture, release_run, source_run, stored, write_table
+
+
+def decided(report: CurateReport) -> Curation:
+    return read_curation(report.curation)
+
+
+def left_out(lake: Lake, report: CurateReport) -> dict[str, tuple[list[str], str | None]]:
+    """id -> reasons, and the copy that is named."""
+    curation = decided(report)
+    found = {}
+    for part in curation.parts:
+        for row in decode_samples(objects.read_bytes(lake.samples(part.source, part.name)), "here").to_pylist():
+            said = curation.shards.get(row["shard"])
+            if said and (reasons := [str(r) for r in SkipReason if row["index"] in said.skip.get(r, ())]):
+                index = str(row["index"])
+                found[f"{row['id']}@{part.name[:5]}"] = (
+                    reasons,
+                    said.duplicate_of.get(index) or said.spread_from.get(index),
+                )
+    return found
+
+
+def add(lake: Lake, rows: list[Row], name: str = "demo", batch: str = "b1") -> None:
+    run = source_run(name, batch)
+    write_table(lake, run, rows)
+    shard(lake, run)
+
+
+def test_each_reason_is_given_and_duplicates_are_decided_among_what_is_left(lake: Lake, tmp_path: Path) -> None:
+    large, small = stored(picture(1, 900, 900)), stored(picture(1))
+    add(
+        lake,
+        [
+            Row("large.jpg", large),
+            Row("small.jpg", small),
+            Row("denied.jpg", stored(picture(2, 900, 900))),
+            Row("its-copy.jpg", stored(picture(2))),
+            Row("text.jpg", stored(picture(3)), label="text"),
+            Row("failed.jpg", stored(picture(4)), caption=None, status="failed", label=None),
+            Row("licence.jpg", stored(picture(5)), licence="all rights reserved"),
+            Row("none.jpg", stored(picture(6)), licence=None),
+            Row("two.jpg", stored(picture(7)), label="text", licence=None),
+        ],
+    )
+    denylist = tmp_path / "denied.txt"
+    denylist.write_text("demo/denied.jpg\n\nelsewhere/x.jpg\n")
+    run = release_run(drops=Drops(licences=("CC0-1.0",), denylist=(str(denylist),)))
+    report = curate(lake, run)
+    assert left_out(lake, report) == {
+        "demo/small.jpg@00001": (["duplicate"], "demo/large.jpg"),
+        "demo/denied.jpg@00001": (["denylist"], None),
+        "demo/text.jpg@00001": (["text"], None),
+        "demo/failed.jpg@00001": (["caption_failed"], None),
+        "demo/licence.jpg@00001": (["licence"], None),
+        "demo/none.jpg@00001": (["licence"], None),
+        "demo/two.jpg@00001": (["licence", "text"], None),
+    }
+    assert (report.rows_in, report.rows_out) == (9, 2)
+    assert report.dropped == {"denylist": 1, "licence": 3, "caption_failed": 1, "text": 1, "duplicate": 1}
+    assert decided(report).denylists[0].ids == 2
+
+
+def test_a_label_nsfw_reaches_every_copy_and_takes_no_copys_place(lake: Lake) -> None:
+    add(lake, [Row("a.jpg", stored(picture(1, 900, 900))), Row("b.jpg", stored(picture(1)), label="nsfw")])
+    add(lake, [Row("c.jpg", stored(picture(1, 700, 700))), Row("d.jpg", stored(picture(2)))], "other")
+    assert left_out(lake, curate(lake, release_run("demo", "other"))) == {
+        "demo/a.jpg@00001": (["nsfw"], "demo/b.jpg"),
+        "demo/b.jpg@00001": (["nsfw"], None),
+        "other/c.jpg@00001": (["nsfw"], "demo/b.jpg"),
+    }
+    kept = curate(lake, release_run("demo", "other", drops=Drops(labels=(Label.TEXT,))))
+    assert set(left_out(lake, kept)) == {"demo/b.jpg@00001", "other/c.jpg@00001"}  # of equal pictures the largest
+
+
+def test_copies_are_found_over_sources_tiers_and_ratios(lake: Lake) -> None:
+    """1.21 wide is nearest to bucket 1.286 at one size; a little narrower after rounding it could fall into 1.133."""
+    boundary = picture(1, 1210, 1000)
+    add(lake, [Row("wide.jpg", stored(boundary))])
+    add(lake, [Row("narrow.jpg", stored(boundary.resize((604, 500))))], "other")
+    report = curate(lake, release_run("demo", "other"))
+    buckets = {tuple(name.split("/")[2:4]) for name in _shards(lake, report)}
+    assert len(buckets) == 2  # or this shows nothing
+    assert left_out(lake, report) == {"other/narrow.jpg@00001": (["duplicate"], "demo/wide.jpg")}
+
+
+def _shards(lake: Lake, report: CurateReport) -> set[str]:
+    tables = [
+        decode_samples(objects.read_bytes(lake.samples(part.source, part.name)), "here")
+        for part in decided(report).parts
+    ]
+    return {name for table in tables for name in table["shard"].to_pylist()}
+
+
+def test_of_two_deliveries_of_one_key_the_later_part_is_served(lake: Lake) -> None:
+    add(lake, [Row("a.jpg", stored(picture(1, 900, 900))), Row("b.jpg", stored(picture(2)))])
+    add(lake, [Row("a.jpg", stored(picture(3)))], batch="b2")
+    report = curate(lake, release_run())
+    assert left_out(lake, report) == {"demo/a.jpg@00001": (["superseded"], None)}
+    assert report.parts == 2
+
+
+def test_what_a_superseded_sample_was_labelled_does_not_matter_any_more(lake: Lake) -> None:
+    same = stored(picture(1))
+    add(lake, [Row("a.jpg", same, label="nsfw")])
+    add(lake, [Row("a.jpg", same), Row("copy.jpg", same)], batch="b2")
+    assert left_out(lake, curate(lake, release_run())) == {
+        "demo/a.jpg@00001": (["superseded", "nsfw"], None),
+        "demo/copy.jpg@00002": (["duplicate"], "demo/a.jpg"),
+    }
+
+
+def test_the_priority_of_a_source_breaks_a_tie(lake: Lake) -> None:
+    same = stored(picture(1))
+    for name in ("demo", "other"):
+        add(lake, [Row("a.jpg", same)], name)
+    run = release_run("demo", "other")
+    preferred = run.sources[1].model_copy(update={"priority": 7})
+    assert list(left_out(lake, curate(lake, run))) == ["other/a.jpg@00001"]
+    run = run.model_copy(update={"sources": (run.sources[0], preferred)})
+    assert list(left_out(lake, curate(lake, run))) == ["demo/a.jpg@00001"]
+
+
+def test_a_second_run_changes_no_object_and_says_the_same(lake: Lake) -> None:
+    add(lake, [Row("a.jpg", stored(picture(1))), Row("b.jpg", stored(picture(1, 600, 600)))])
+    first, before = curate(lake, release_run()), {each.uri: each for each in objects.list_objects(lake.root)}
+    again = curate(lake, release_run())
+    assert again.model_copy(update={"seconds": first.seconds}) == first
+    assert {each.uri: each for each in objects.list_objects(lake.root)} == before
+
+
+def test_a_curation_that_was_changed_is_refused(lake: Lake) -> None:
+    add(lake, [Row("a.jpg", stored(picture(1)))])
+    uri = curate(lake, release_run()).curation
+    path = objects.local_path(uri)
+    assert path is not None
+    path.write_bytes(path.read_bytes()[:-9] + b"damaged!!")
+    with pytest.raises(CorruptError):
+        read_curation(uri)
+    with pytest.raises(CorruptError):
+        curate(lake, release_run())
+
+
+def test_shares_outside_the_expected_bands_are_said(lake: Lake) -> None:
+    add(lake, [Row(f"{n}.jpg", stored(picture(1, 600 + n, 600 + n))) for n in range(4)])
+    report = curate(lake, release_run())
+    assert report.warnings == ("duplicate: 3 of 4 samples are 75.0 %, expected 0 to 10 %",)
+    assert decided(report).warnings == report.warnings
+    bands = {"text": Band(low=1, high=10), "duplicate": Band(high=80)}
+    assert outside_bands(200, {SkipReason.TEXT: 1}, bands) == ["text: 1 of 200 samples are 0.5 %, expected 1 to 10 %"]
+    with pytest.raises(InputError, match="there is no skip reason 'duplicates'"):
+        outside_bands(1, {}, {"duplicates": Band()})
+
+
+def test_a_source_without_parts_is_named(lake: Lake) -> None:
+    with pytest.raises(InputError, match="no part is there to release of demo, other"):
+        curate(lake, release_run("demo", "other"))
+    add(lake, [Row("a.jpg", stored(picture(1)))])
+    assert "source other has no part" in curate(lake, release_run("demo", "other")).warnings[0]
+
+
+def test_a_denylist_that_is_not_there_stops_the_release(lake: Lake) -> None:
+    add(lake, [Row("a.jpg", stored(picture(1)))])
+    with pytest.raises(InputError, match=r"missing\.txt: the denylist cannot be read"):
+        curate(lake, release_run(drops=Drops(denylist=("file:///nowhere/missing.txt",))))
+
+
+def test_a_part_that_is_being_written_is_not_looked_at(lake: Lake) -> None:
+    add(lake, [Row("a.jpg", stored(picture(1)))])
+    objects.create_bytes(lake.samples("demo", "00002-0123456789ab"), b"half a part")
+    assert curate(lake, release_run()).parts == 1
+
+
+def test_reasons_are_declared_as_the_settings_use_them() -> None:
+    assert SkipReason.LICENCE not in declared_reasons(Drops())
+    assert SkipReason.LICENCE in declared_reasons(Drops(licences=()))
+    with pytest.raises(InputError, match="`visual` cannot be dropped"):
+        declared_reasons(Drops(labels=(Label.VISUAL,)))
+
+
+SAMPLE: dict[str, Any] = {
+    "id": "s/0", "source": "s", "sha256": "0", "phash": 1, "colour": bytes(192), "flat": True, "unstable": 0, "width": 600,
+    "height": 600, "tier": 512, "label": "visual", "caption_ok": True, "captioner": "rules", "licence": None, "order": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "drops", "reason"),
+    [
+        ({"captioner": "vlm"}, Drops(captioners=("rules",)), SkipReason.CAPTIONER),
+        ({"tier": 512}, Drops(min_tier=1024), SkipReason.RESOLUTION),
+        ({"label": None}, Drops(), None),
+        ({"licence": "MIT"}, Drops(licences=("MIT",)), None),
+        ({"label": "text"}, Drops(labels=()), None),
+    ],
+)
+def test_a_rule_looks_at_its_own_column(change: dict[str, Any], drops: Drops, reason: SkipReason | None) -> None:
+    import polars as pl
+
+    frame = pl.DataFrame([SAMPLE | change], schema_overrides={"licence": pl.String, "label": pl.String})
+    assert decide(frame, drops, frozenset(), {}).reasons == ({0: [reason]} if reason else {})
+
+
+def test_order_of_rows_decides_nothing() -> None:
+    import polars as pl
+
+    chance = random.Random(1)
+    rows = [
+        SAMPLE
+        | {
+            "id": f"s/{n}",
+            "sha256": str(n % 23),
+            "phash": n % 13,
+            "width": 600 + n % 3,
+            "flat": n % 4 == 0,
+            "order": n % 2,
+        }
+        | {"label": "nsfw" if n % 11 == 0 else "visual"}
+        for n in range(40)
+    ]
+    told = []
+    for _ in range(3):
+        found = decide(pl.DataFrame(rows, schema_overrides={"licence": pl.String}), Drops(), frozenset(), {})
+        told.append((
+            {rows[row]["id"]: reasons for row, reasons in found.reasons.items()},
+            {rows[row]["id"]: twin for row, twin in found.duplicate_of.items()},
+            {rows[row]["id"]: origin for row, origin in found.spread_from.items()},
+        ))
+        chance.shuffle(rows)
+    assert told[1:] == told[:1] * 2
+    assert all(told[0])
+
+
+def test_settings_are_of_the_dataset(lake: Lake) -> None:
+    add(lake, [Row("a.jpg", stored(picture(1)))])
+    run: ReleaseRun = release_run(drops=Drops(min_tier=1024))
+    assert isinstance(run.dataset, Dataset)
+    curation = decided(curate(lake, run))
+    assert curation.settings["drops"]["min_tier"] == 1024
+    assert (curation.samples, curation.kept, curation.skipped) == (1, 0, {SkipReason.RESOLUTION: 1})
