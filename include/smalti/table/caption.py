@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,7 +36,8 @@ from smalti.table.schema import caption_columns
 
 log = logging.getLogger("smalti")
 
-OK, FAILED = "ok", "failed"
+OK: Final = "ok"
+FAILED: Final = "failed"
 
 
 class CaptionReport(Accounted):

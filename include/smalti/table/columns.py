@@ -130,16 +130,17 @@ def backfill(lake: Lake, source: str, batch: str, filling: Filling) -> Filled:
         Whatever `compute` raises; the chunks that were done stay.
     """
     uri = lake.table(source)
-    if store.open_table(uri) is None:
+    table = store.open_table(uri)
+    if table is None:
         return Filled(0, 0)
-    table = store.ensure_columns(uri, filling.outputs)
-    _check_profile(table, filling, uri)
-    rows = _batch_rows(table, batch, filling)
-    tasks = _plan(lake, source, table, rows, filling)
+    _check_profile(table, filling)
+    tasks = _plan(lake, source, table, _eligible_rows(table, batch, filling), filling)
     computed = 0
     for number, new in enumerate(map_tasks(_work_out, tasks, cpus=filling.cpus), 1):
         computed += new
         log.info("%s: %d of %d chunks", filling.stage, number, len(tasks))
+    # Columns are made when there is something to put in: an engine that cannot start leaves the table as it was.
+    _check_profile(store.ensure_columns(uri, filling.outputs), filling)
     _fold(uri, batch, filling, {row: t.checkpoint for t in tasks for row in t.chunk.rows["id"].to_pylist()})
     return Filled(computed, sum(task.chunk.rows.num_rows for task in tasks) - computed)
 
@@ -155,21 +156,24 @@ def chunk_digest(profile: str, rows: pa.Table) -> str:
 def batch_table(uri: str, batch: str, columns: Sequence[str]) -> pa.Table | None:
     """Columns of a batch's rows in the newest version, without order; None without a table, null where a column lacks."""
     table = store.open_table(uri)
-    if table is None:
-        return None
-    has = [name for name in columns if name in table.schema.names]
-    rows = _scan(table, batch, has or ["id"])
-    return pa.table({name: rows[name] if name in has else pa.nulls(rows.num_rows) for name in columns})
+    return None if table is None else _scan(table, batch, columns)
 
 
 def _scan(table: Any, batch: str, columns: Sequence[str], *, addresses: bool = False) -> pa.Table:
+    """Columns of a batch's rows, in the order of the table; nulls for a column that it does not have yet."""
+    has = [name for name in columns if name in table.schema.names]
     with store.lance_errors(table.uri):
-        scanner = table.scanner(columns=list(columns), filter=f"batch = {store.sql_text(batch)}", with_row_id=addresses)
-        return scanner.to_table()
+        rows = table.scanner(
+            columns=has or ["id"], filter=f"batch = {store.sql_text(batch)}", with_row_id=addresses
+        ).to_table()
+    for name in columns:
+        if name not in has:
+            rows = rows.append_column(name, pa.nulls(rows.num_rows))
+    return rows
 
 
-def _batch_rows(table: Any, batch: str, filling: Filling) -> pa.Table:
-    """The eligible rows of the batch, sorted by id."""
+def _eligible_rows(table: Any, batch: str, filling: Filling) -> pa.Table:
+    """The batch's rows that are to be done, or are, sorted by id."""
     columns = list(dict.fromkeys(["id", "sha256", filling.marker, *filling.inputs]))
     rows = _scan(table, batch, columns, addresses=True)
     return rows.filter(filling.eligible(rows)).sort_by([("id", "ascending"), ("sha256", "ascending")])
@@ -288,15 +292,16 @@ def _checkpoint(uri: str) -> pa.Table:
     return parquet_table(objects.read_bytes(uri), uri)[0]
 
 
-def _check_profile(table: Any, filling: Filling, uri: str) -> None:
+def _check_profile(table: Any, filling: Filling) -> None:
     """A column holds what one profile says: a prompt that was changed under the same name would be mixed in."""
     for field in filling.outputs:
-        filled = (table.schema.field(field.name).metadata or {}).get(PROFILE)
         stated = (field.metadata or {}).get(PROFILE)
-        if stated is not None and filled != stated:
+        if stated is None or field.name not in table.schema.names:
+            continue
+        if (table.schema.field(field.name).metadata or {}).get(PROFILE) != stated:
             raise InputError(
                 f"column {field.name} was filled by profile {filling.profile!r} as it was before the profile, or what it reads, "
                 "was changed",
-                uri,
+                table.uri,
                 "Undo the change, or save the changed profile under another name",
             )
