@@ -1,0 +1,88 @@
+"""# A source DAG: from files to a committed part
+
+One DAG `source_<name>` for each file in `include/sources/`.
+
+| Task | What it does | If it is run again |
+|---|---|---|
+| stage | writes down which objects the source holds, pinned by their generation | the same inventory |
+| ingest | reads them into the source's table; what cannot be read is kept with a reason | rows that are there stay |
+| fingerprint | perceptual hash, tier, aspect ratio | only rows without one |
+| caption, classify | with the profiles that the source file names | only rows without one |
+| index | search indices and compaction | brings them up to date |
+| shard | writes MDS shards and commits the part | the same bytes, the same part |
+| done | tells the release DAGs | tells them again |
+
+- **Starts** by the source file's cron line, on the partition (UTC) that has just ended; without one, when a person starts it.
+  The form's *limit* takes only the first rows, to try things out. A run without a partition is a batch named after its run id.
+- **Each task** is a Ray job. It waits without a worker, takes over its own job after a retry, and stops it when it is killed.
+- **Fails:** the task's last lines say what and where. Mend it and clear the red task: what was done stays done.
+- **Marked failed or cleared while it runs:** its job is stopped; a cleared task starts the next attempt.
+- **Nothing is published here.** A part that no release names is served to nobody.
+- **Needs** the Airflow connection `smalti_ray` (the cluster's Jobs API), and `SMALTI_LAKE` in Airflow's environment.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.sdk import chain, dag, task
+
+from smalti.config import Source
+from smalti_airflow.assets import source_asset
+from smalti_airflow.blocks import (
+    BATCH,
+    DEFAULTS,
+    SOURCE_FORM,
+    batch_name,
+    source_schedule,
+    source_start,
+    stage_task,
+)
+from smalti_airflow.broken import add_broken_dag, config_files
+
+
+def add_source_dag(source: Source) -> None:
+    """Make the DAG of one source."""
+    asset = source_asset(source.name)
+
+    @task(outlets=[asset], multiple_outputs=False)
+    def done(batch: str, ti: Any = None, dag_run: Any = None, outlet_events: Any = None) -> dict[str, Any]:
+        """Tell the release DAGs which part is new, and what became of the batch's rows."""
+        reports = {name: ti.xcom_pull(task_ids=name) for name in ("ingest", "fingerprint", "shard")}
+        counts = {
+            name: {key: report[key] for key in ("rows_in", "rows_out", "dropped")} for name, report in reports.items()
+        }
+        news = {"part": reports["shard"]["part"], "batch": batch, "counts": counts}
+        outlet_events[asset].extra = news
+        if dag_run.partition_key is None:  # a release that is scheduled by partitions never sees an event without one
+            outlet_events[asset].add_partitions(batch)
+        return news
+
+    @dag(
+        f"source_{source.name}",
+        description=source.description or None,
+        schedule=source_schedule(source),
+        start_date=source_start(source),
+        catchup=False,
+        max_active_runs=1,
+        params=SOURCE_FORM,
+        default_args=DEFAULTS,
+        tags=["smalti", "source"],
+        doc_md=f"{source.description}\n\n{__doc__}",
+        user_defined_filters={"batch_name": batch_name},
+    )
+    def run() -> None:
+        settings = {"source": source.name, "batch": BATCH, "limit": "{{ params.limit or '' }}"}
+        names = ("stage", "ingest", "fingerprint", "caption", "classify", "index", "shard")
+        stages = {name: stage_task(name, settings) for name in names}
+        last = [stages.pop("index"), stages.pop("shard")]
+        chain(*stages.values(), last, done(BATCH))
+
+    run()
+
+
+for path, source in config_files("sources", Source):
+    if isinstance(source, Source):
+        add_source_dag(source)
+    else:
+        add_broken_dag(f"source_{path.stem}", source)

@@ -1,0 +1,107 @@
+"""What the DAG files are put together from."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow.sdk import (
+    CronPartitionTimetable,
+    FixedKeyMapper,
+    Param,
+    PartitionedAssetTimetable,
+    PartitionedAtRuntime,
+)
+
+from smalti.config import Dataset, Source
+from smalti.lake import safe_name
+from smalti_airflow.assets import source_asset
+from smalti_airflow.notifier import FailureNotifier
+from smalti_airflow.operators import RayStage
+
+OWNER = "smalti"
+
+DEFAULTS: dict[str, Any] = {
+    "owner": OWNER,
+    "retries": 2,
+    "retry_delay": timedelta(seconds=30),
+    "retry_exponential_backoff": True,
+    "max_retry_delay": timedelta(minutes=10),
+    "execution_timeout": timedelta(hours=6),
+    "on_failure_callback": [FailureNotifier()],
+}
+"""default_args of every DAG. A stage keeps what it has done, so that a retry goes on where the last try ended."""
+
+LONGER = {"caption": timedelta(days=7), "ingest": timedelta(days=2), "shard": timedelta(days=2)}
+"""Stages that may take longer than the default: they read or write every image."""
+
+FIRST_DAY = datetime(2024, 1, 1, tzinfo=UTC)
+"""start_date of DAGs without one of their own. Nothing is caught up from it."""
+
+BATCH = "{{ dag_run.partition_key or dag_run.run_id | batch_name }}"
+"""The batch of a source's run: its partition, or the run's id where a person started it without one."""
+
+SOURCE_FORM = {
+    "limit": Param(
+        None,
+        type=["null", "integer"],
+        minimum=1,
+        title="Only the first rows",
+        description="Take only so many rows of the inventory, to try things out. Empty: all.",
+    )
+}
+RELEASE_FORM = {
+    "version": Param(
+        None,
+        type=["null", "string"],
+        pattern="^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$",
+        title="Version",
+        description="Name of the new version: letters, digits, _ . - . Empty: the next number.",
+    )
+}
+
+
+def batch_name(text: str) -> str:
+    """A run id as the name of a batch: what a name may not have becomes ``_``."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", safe_name(text))[:100]
+
+
+def stage_task(stage: str, settings: dict[str, Any], **kwargs: Any) -> RayStage:
+    """The task of a stage, named after it."""
+    if stage in LONGER:
+        kwargs.setdefault("execution_timeout", LONGER[stage])
+    return RayStage(task_id=stage, stage=stage, settings=settings, **kwargs)
+
+
+def report_field(task_id: str, field: str) -> str:
+    """A template: a field of the report that a task before this one returned."""
+    return f"{{{{ ti.xcom_pull(task_ids={task_id!r})[{field!r}] }}}}"
+
+
+def source_schedule(source: Source) -> Any:
+    """Daily partitions for a source with a cron line; otherwise runs that a person starts, with or without a partition.
+
+    A cron run works on the partition that has just ended.
+    """
+    if source.schedule is None:
+        return PartitionedAtRuntime()
+    return CronPartitionTimetable(source.schedule, timezone="UTC", run_offset=-1, key_format="%Y-%m-%d")
+
+
+def source_start(source: Source) -> datetime:
+    """start_date: the source's first day."""
+    return datetime.fromisoformat(source.start).replace(tzinfo=UTC) if source.start else FIRST_DAY
+
+
+def release_schedule(dataset: Dataset) -> Any:
+    """A release starts when any of its sources, or all of them, have a new batch, whatever their partitions are called.
+
+    All keys are mapped to one, `latest`, since sources of different cadence share none, and a plain schedule of assets never
+    fires on partitioned events.
+    """
+    assets = [source_asset(source.name) for source in dataset.sources]
+    condition: Any = assets[0]
+    for asset in assets[1:]:
+        condition = condition | asset if dataset.schedule == "any" else condition & asset
+    return PartitionedAssetTimetable(assets=condition, default_partition_mapper=FixedKeyMapper("latest"))

@@ -1,0 +1,31 @@
+"""A stage's settings from what a DAG says: names of files in include/, and what the run's form and XComs hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from smalti.jobs.registry import find_stage
+from smalti.jobs.spec import validate_settings
+from smalti.settings import SourceRun, release_run, source_run
+
+
+def resolve_settings(stage: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The settings of a stage, complete and checked, as JSON.
+
+    A field that a template left empty ("", "None") is one that was not given. A source or dataset is given by its name;
+    the files are read now, on the worker, so that a task runs with what they say when it starts.
+
+    Args:
+        given: of a source's stage `source` and `batch`, of a release's `dataset`; further fields of the model as they are.
+        where: named by errors.
+
+    Raises:
+        InputError: a file, or a field.
+    """
+    fields = {key: value for key, value in given.items() if value not in ("", "None", None)}
+    if find_stage(stage).settings is SourceRun:
+        whole = source_run(fields.pop("source"), "unnamed").model_dump(mode="json") | {"batch": None}
+    else:
+        whole = release_run(fields.pop("dataset")).model_dump(mode="json")
+    return validate_settings(stage, whole | fields, where).model_dump(mode="json")
