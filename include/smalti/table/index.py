@@ -62,10 +62,10 @@ def index(lake: Lake, run: SourceRun) -> IndexReport:
     table = store.open_table(uri)
     if table is None or table.count_rows() == 0:
         return IndexReport(stage="index", seconds=round(time.monotonic() - began, 3), table=uri)
-    compacted = store.retried(uri, functools.partial(_compact, uri))
     for column, kind in wanted_indices(table.schema):
         store.retried(uri, functools.partial(_create, uri, column, kind))
     store.retried(uri, functools.partial(_optimize, uri))
+    compacted = store.retried(uri, functools.partial(_compact, uri))  # last: only fragments of one index are merged
     table = store.open_table(uri)
     found = table.describe_indices()
     rows = table.count_rows()
