@@ -7,7 +7,7 @@ import json
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smalti.config import Columns
@@ -112,6 +112,7 @@ def test_embeddings_of_two_lengths_are_refused() -> None:
         embedding_size(pa.array([[1.0, 2.0], [1.0]], pa.list_(pa.float32())), "t")
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 100)), st.integers(1, 5), st.integers(1, 200))
 def test_groups_hold_every_row_once_and_keep_their_bounds(sizes: list[int], rows: int, limit: int) -> None:
     runs = split_evenly(sizes, rows, limit)

@@ -10,7 +10,7 @@ import lance  # noqa: TID253
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smalti import objects
@@ -302,6 +302,7 @@ def test_checkpoints_of_another_digest_are_not_used(lake: Lake, table: str, monk
 ROWS = st.lists(st.tuples(st.text("ab", min_size=1, max_size=2), st.text("01", min_size=1, max_size=2)), max_size=3)
 
 
+@settings(deadline=None)
 @given(ROWS, ROWS, st.sampled_from(["p", "q"]), st.sampled_from(["p", "q"]))
 def test_a_chunk_is_named_by_its_rows_bytes_and_profile(
     one: list[tuple[str, str]], two: list[tuple[str, str]], p: str, q: str
