@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,10 +23,13 @@ from smalti.settings import SourceRun
 from smalti.sources.inventory import stage
 from smalti.table import caption as caption_module
 from smalti.table import classify as classify_module
+from smalti.table import columns as columns_module
 from smalti.table import fingerprint as fingerprint_module
+from smalti.table import ingest as ingest_module
 from smalti.table.caption import caption, engine_digest, shown
 from smalti.table.classify import classify
 from smalti.table.fingerprint import fingerprint
+from smalti.table.index import describe
 from smalti.table.ingest import ingest
 from tests.sources.making import CAPTIONER, Made, picture, rows_of
 
@@ -273,6 +277,56 @@ def test_a_batch_without_rows_is_nothing_to_do(
     for each in (stage, ingest, fingerprint, caption, classify):
         report: Any = each(lake, made.run("b2"))
         assert getattr(report, "rows_out", 0) == 0
+
+
+def test_a_source_describes_what_it_holds(
+    lake: Lake, run: SourceRun, made: Made, captioner: FakeCaptioner, classifier: FakeClassifier
+) -> None:
+    empty = describe(Lake.at(f"{lake.root}/other"), run.source)
+    assert (empty["rows"], empty["batches"], empty["labels"]) == (0, {}, {})
+    captioner.refused = {"made/p3.jpg"}
+    for each in (fingerprint, caption, classify):
+        each(lake, run)
+    made.put("images/p4.jpg", picture(4))
+    made.put("images/orphan.jpg", picture(5))
+    made.table([{"file": f"p{n}.jpg", "caption": ""} for n in (0, 1, 2, 3, 4, 99)])
+    for each in (stage, ingest):
+        each(lake, made.run("b2"))
+    found = describe(lake, run.source)
+    assert {name: found[name] for name in ("rows", "batches", "tiers", "drops", "captions", "labels", "rejects")} == {
+        "rows": 7,
+        "batches": {"b1": 6, "b2": 1},
+        "tiers": {"512": 3, "1024": 1},
+        "drops": {"aspect_ratio": 1, "too_small": 1},
+        "captions": {"caption_rules": {"failed": 1, "ok": 3}},
+        "labels": {"label_rules_minilm": {"text": 1, "visual": 2}},
+        "rejects": {"missing_object": 1, "no_table_row": 1},
+    }
+
+
+def test_tasks_and_their_outcomes_travel_to_other_processes(
+    lake: Lake, made: Made, captioner: FakeCaptioner, classifier: FakeClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+
+    def over_the_wire(function: Any, items: Sequence[Any], **_: Any) -> Iterator[Any]:
+        for item in items:
+            packed = pickle.dumps((function, item))
+            sent.append(len(packed))
+            there, what = pickle.loads(packed)
+            yield pickle.loads(pickle.dumps(there(what)))
+
+    for module in (ingest_module, columns_module):
+        monkeypatch.setattr(module, "map_tasks", over_the_wire)
+    for each in (stage, ingest, fingerprint, caption, classify):
+        each(lake, made.run())
+    assert column(lake, "label_rules_minilm") == {
+        "p0.jpg": "visual",
+        "p1.jpg": "text",
+        "p2.jpg": "visual",
+        "p3.jpg": "visual",
+    }
+    assert max(sent) < 8000  # a description, no pictures
 
 
 @settings(deadline=None, max_examples=40)

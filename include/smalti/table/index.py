@@ -5,6 +5,7 @@ It may run at any time after ingest, also beside another stage: a commit that co
 
 from __future__ import annotations
 
+import collections
 import functools
 import hashlib
 import logging
@@ -16,10 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from smalti import objects
 from smalti.accounting import Report
+from smalti.config import Source
 from smalti.errors import CorruptError
 from smalti.lake import Lake
 from smalti.settings import SourceRun
+from smalti.sources.inventory import read_rejects
 from smalti.table import store
 
 log = logging.getLogger("smalti")
@@ -83,6 +87,36 @@ def index(lake: Lake, run: SourceRun) -> IndexReport:
     return report
 
 
+def describe(lake: Lake, source: Source) -> dict[str, Any]:
+    """What a source holds: rows by batch, tier and drop, by label of each profile, captions by state; rejects by reason.
+
+    All zeros for a source that no run has ingested.
+    """
+    uri = lake.table(source.name)
+    table = store.open_table(uri)
+    names = table.schema.names if table is not None else []
+    states = [name for name in names if name.startswith("caption_") and name.endswith("_status")]
+    labels = [name for name in names if name.startswith("label_") and not name.endswith("_score")]
+    with store.lance_errors(uri):
+        rows = table.to_table(columns=["batch", "tier", "drop", *states, *labels]) if table is not None else None
+    rejects: collections.Counter[str] = collections.Counter()
+    for batch in objects.list_names(lake.batches(source.name)):
+        found = read_rejects(lake, source.name, batch)
+        rejects.update(found["reason"].to_pylist() if found is not None else ())
+    return {
+        "source": source.name,
+        "table": uri,
+        "rows": rows.num_rows if rows is not None else 0,
+        "fragments": len(table.get_fragments()) if table is not None else 0,
+        "batches": _counts(rows, "batch"),
+        "tiers": {tier: count for tier, count in _counts(rows, "tier").items() if tier != "0"},
+        "drops": _counts(rows, "drop"),
+        "captions": {name.removesuffix("_status"): _counts(rows, name) for name in states},
+        "labels": {name: _counts(rows, name) for name in labels},
+        "rejects": dict(sorted(rejects.items())),
+    }
+
+
 def wanted_indices(schema: pa.Schema) -> list[tuple[str, str]]:
     """Column and kind of each index the table should have: words of captions, exact values of the rest."""
     kinds = dict.fromkeys(BTREE, "BTREE") | dict.fromkeys(BITMAP, "BITMAP")
@@ -97,6 +131,14 @@ def wanted_indices(schema: pa.Schema) -> list[tuple[str, str]]:
 def fragment_rows(rows: int, size: int) -> int:
     """Rows that a fragment of this table should have, given how many it has and their bytes."""
     return max(1, min(FRAGMENT_ROWS, FRAGMENT_BYTES * max(rows, 1) // max(size, 1)))
+
+
+def _counts(rows: pa.Table | None, column: str) -> dict[str, int]:
+    """Value -> rows, without nulls."""
+    if rows is None:
+        return {}
+    counts = collections.Counter(rows[column].drop_null().to_pylist())
+    return {str(value): counts[value] for value in sorted(counts)}
 
 
 def _compact(uri: str) -> int:
