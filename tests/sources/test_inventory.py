@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -104,7 +105,7 @@ def test_another_limit_or_place_under_the_same_batch_is_refused(lake: Lake, made
     ],
 )
 def test_a_missing_or_empty_source_is_one_line_and_leaves_nothing(
-    lake: Lake, made: Made, change: dict[str, object], message: str
+    lake: Lake, made: Made, change: dict[str, Any], message: str
 ) -> None:
     folder = objects.local_path(objects.join_uri(made.root, "empty"))
     assert folder is not None

@@ -59,7 +59,10 @@ def test_a_limit_takes_the_first_rows(lake: Lake, made: Made) -> None:
 
 
 def test_an_image_may_be_a_struct_with_bytes(lake: Lake, made: Made) -> None:
-    rows = [{"key": "a", "image": {"bytes": picture(1), "path": "x"}}, {"key": "b", "image": None}]
+    rows: list[dict[str, Any]] = [
+        {"key": "a", "image": {"bytes": picture(1), "path": "x"}},
+        {"key": "b", "image": None},
+    ]
     made.put("rows/hf.parquet", as_parquet(rows))
     run = run_of(made, columns=Columns(key="key", image="image"))
     stage(lake, run)

@@ -203,7 +203,8 @@ def test_a_compute_that_fails_keeps_what_was_done(lake: Lake, table: str, monkey
 
 def race(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], Any], times: int = 1) -> None:
     """Do something after the fragments were written and before they are committed."""
-    real, raced = columns._fold_fragment, []
+    real = columns._fold_fragment
+    raced: list[bool] = []
 
     def fold(task: Any) -> Any:
         written = real(task)
@@ -218,9 +219,14 @@ def race(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], Any], times: i
 def test_rows_appended_meanwhile_are_kept(lake: Lake, made: Made, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made.put("images/p8.jpg", picture(8))
     made.table([{"file": f"p{n}.jpg", "caption": ""} for n in range(9)])
-    written = []
+    written: list[int] = []
     real = columns._fold_fragment
-    monkeypatch.setattr(columns, "_fold_fragment", lambda task: written.append(task.fragment) or real(task))
+
+    def counted(task: Any) -> Any:
+        written.append(task.fragment)
+        return real(task)
+
+    monkeypatch.setattr(columns, "_fold_fragment", counted)
     race(monkeypatch, lambda: add(lake, made, "b2"))
     backfill(lake, "made", "b1", filling())
     assert sizes(lake) == {**expected(), "made/p8.jpg": None}
@@ -265,7 +271,7 @@ def test_another_column_filled_in_meanwhile_is_kept(lake: Lake, table: str, monk
 def test_writers_that_never_stop_end_in_one_line_and_keep_the_checkpoints(
     lake: Lake, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store.time, "sleep", lambda _: None)
+    monkeypatch.setattr("smalti.table.store.time.sleep", lambda _: None)
     numbers = iter(range(100))
     real = columns._scan
 

@@ -120,7 +120,7 @@ def test_another_writer_in_between_only_makes_it_try_again(
         return table
 
     monkeypatch.setattr(store, "open_table", opened)
-    monkeypatch.setattr(store.time, "sleep", lambda _: None)
+    monkeypatch.setattr("smalti.table.store.time.sleep", lambda _: None)
     assert index(lake, made.run()).unindexed == 0
     assert len(raced) == 12
     assert real(uri).count_rows("batch = 'b1'") == 4

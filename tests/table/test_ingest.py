@@ -194,7 +194,7 @@ def test_if_no_object_may_be_read_the_batch_fails_in_one_line(
 
 
 def test_a_store_that_fails_fails_the_batch(lake: Lake, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(self: Any, uri: str) -> None:
+    def failing(self: Any, uri: str) -> Any:
         if uri.endswith("p2.jpg"):
             raise LakeError("Google Cloud Storage failed: 503", uri, "Try again")
         return read(self, uri)
@@ -265,7 +265,7 @@ def die_at(patch: pytest.MonkeyPatch, where: str, lake: Lake) -> None:
 def test_two_drivers_of_one_batch_append_it_once(lake: Lake, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     stage(lake, made.run())
     append = store.append_fragments
-    raced = []
+    raced: list[bool] = []
 
     def overtaken(table: Any, new: Any) -> Any:
         if not raced:  # between this driver's look at the table and its commit, another one does all of it
@@ -282,7 +282,7 @@ def test_another_writers_commit_in_between_only_makes_it_try_again(
     lake: Lake, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = store.append_fragments
-    raced = []
+    raced: list[bool] = []
 
     def overtaken(table: Any, new: Any) -> Any:
         if len(raced) < 3:
@@ -298,7 +298,7 @@ def test_another_writers_commit_in_between_only_makes_it_try_again(
 def test_writers_that_never_stop_end_in_one_line(lake: Lake, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     append = store.append_fragments
     count = iter(range(100))
-    monkeypatch.setattr(store.time, "sleep", lambda _: None)
+    monkeypatch.setattr("smalti.table.store.time.sleep", lambda _: None)
 
     def overtaken(table: Any, new: Any) -> Any:
         store.ensure_columns(lake.table("made"), pa.schema([(f"c{next(count)}", pa.string())]))

@@ -290,8 +290,8 @@ def test_a_source_describes_what_it_holds(
     made.put("images/p4.jpg", picture(4))
     made.put("images/orphan.jpg", picture(5))
     made.table([{"file": f"p{n}.jpg", "caption": ""} for n in (0, 1, 2, 3, 4, 99)])
-    for each in (stage, ingest):
-        each(lake, made.run("b2"))
+    stage(lake, made.run("b2"))
+    ingest(lake, made.run("b2"))
     found = describe(lake, run.source)
     assert {name: found[name] for name in ("rows", "batches", "tiers", "drops", "captions", "labels", "rejects")} == {
         "rows": 7,
