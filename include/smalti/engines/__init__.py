@@ -1,0 +1,1 @@
+"""Captioners and classifiers, by profile: `open_captioner`, `open_classifier`."""
