@@ -258,7 +258,7 @@ def _job(answer: httpx.Response, submission: str) -> Job | None:
 def _stopped(answer: httpx.Response) -> bool:
     if answer.status_code == 404:
         return False
-    _checked(answer)
+    _checked(answer).json()["stopped"]  # false where it had ended already; a proxy's page has none
     return True
 
 

@@ -16,7 +16,8 @@ LATE = 60.0
 """Seconds after the deferral from which on a starting trigger is one that was moved: it does not repeat the log."""
 
 STOP_TRIES = 4
-"""Times that on_kill asks Ray to stop the job; Airflow gives it 30 s."""
+RETRY_PAUSE = 1.0
+"""on_kill asks Ray four times to stop the job, with pauses of 1, 2 and 3 seconds; Airflow gives it 30."""
 
 
 class RayJobTrigger(BaseTrigger):
@@ -77,7 +78,7 @@ class RayJobTrigger(BaseTrigger):
                 return
             except RayJobsError as error:
                 self.log.warning("%s could not be stopped: %s", self.submission, error)
-                await asyncio.sleep(1.0 + again)
+                await asyncio.sleep(RETRY_PAUSE * (1 + again))
 
     def _say(self, line: str) -> None:
         self.log.info("%s", line)
@@ -93,4 +94,4 @@ class RayJobTrigger(BaseTrigger):
                 waiter.tail.news(await jobs.logs(self.submission))
         except RayJobsError:
             return
-        self.log.info("Another triggerer waited until now: what the job wrote before is not repeated here.")
+        self._say("Another triggerer waited until now: what the job wrote before is not repeated here.")
