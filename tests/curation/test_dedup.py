@@ -15,7 +15,7 @@ from tests.support.pictures import picture
 
 BASE = fingerprint(picture(1))
 OTHER = fingerprint(picture(2))
-FLAT = replace(BASE, flat=True) if hasattr(BASE, "__dataclass_fields__") else BASE._replace(flat=True)
+FLAT = replace(BASE, flat=True)
 
 
 def copy(name: str, sha256: str = "", print_: Fingerprint | None = BASE, **fields: int) -> Copy:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,9 +43,19 @@ def source_run(name: str = "demo", batch: str = "b1", **encoding: Any) -> Source
 
 
 def picture(seed: int, width: int = 520, height: int = 520) -> Image.Image:
-    """Smooth, colourful, and like no other seed's."""
-    coarse = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
-    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    """Smooth, colourful, and like no other seed's; at another size its hash is the same."""
+    return _coarse(seed).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@functools.cache
+def _coarse(seed: int) -> Image.Image:
+    """The first of many whose hash has no bit that a resized or re-encoded copy could lose."""
+    for draw in itertools.count():
+        pixels = np.random.default_rng((seed, draw)).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+        image = Image.fromarray(pixels)
+        if fingerprint(image.resize((256, 256), Image.Resampling.BICUBIC)).unstable == 0:
+            return image
+    raise AssertionError
 
 
 def stored(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
@@ -126,11 +138,15 @@ def write_table(lake: Lake, run: SourceRun, rows: Sequence[Row]) -> None:
 
 
 def release_run(*sources: str, **dataset: Any) -> ReleaseRun:
-    """Settings of a dataset of these sources (default: demo)."""
-    names = sources or ("demo",)
-    settings = {"name": "set", "sources": tuple({"name": name} for name in names)} | dataset
+    """Settings of a dataset of these sources (default: demo), each alone a name or `name:group`."""
+    pairs = [(name, group or "main") for name, _, group in (each.partition(":") for each in sources or ("demo",))]
+    settings = {
+        "name": "set",
+        "sources": tuple({"name": name, "group": group} for name, group in pairs),
+        "groups": {group: 1.0 for _, group in pairs},
+    }
     return ReleaseRun(
-        dataset=Dataset.model_validate(settings),
-        sources=tuple(source_run(name).source for name in names),
+        dataset=Dataset.model_validate(settings | dataset),
+        sources=tuple(source_run(name).source for name, _ in pairs),
         engines=(RULES, MINILM),
     )

@@ -1,0 +1,266 @@
+"""The assemble stage: a version of a dataset from committed parts and what curate decided of them.
+
+The content digest is known before anything is written. A version that is committed with the same digest is returned as it
+is; otherwise the next version number is claimed by one create-only object that names the digest, everything is written, and
+manifest.json comes last. Who dies in between is continued by whoever assembles the same content.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import smalti
+from smalti import objects
+from smalti.accounting import Accounted
+from smalti.curation.record import Curation, create_named, read_curation
+from smalti.errors import ConflictError, InputError
+from smalti.lake import PARTS_FROM_RELEASE, Lake
+from smalti.release.collect import (
+    Stream,
+    Tally,
+    engines_of,
+    read_parts,
+    source_entries,
+    streams_of,
+    tally,
+    upstream_of,
+)
+from smalti.release.latest import read_latest
+from smalti.release.manifest import Accounting, Manifest, Provenance, beside, read_manifest
+from smalti.release.report import render
+from smalti.release.skips import canonical_json, nonzero
+from smalti.release.streams_yaml import streams_yaml
+from smalti.settings import ReleaseRun
+from smalti.shards.part import Part
+
+log = logging.getLogger("smalti")
+
+RESERVED = ("LATEST", "curations", "skips")
+"""Names beside the versions of a dataset."""
+
+
+class AssembleReport(Accounted):
+    """Attributes:
+    manifest: URI of manifest.json.
+    version, digest: of the release.
+    streams: how many there are.
+    """
+
+    manifest: str
+    version: str
+    digest: str
+    streams: int
+
+    @property
+    def samples(self) -> int:
+        return self.rows_in
+
+    @property
+    def kept(self) -> int:
+        return self.rows_out
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A version that content has been promised to."""
+
+    version: str
+    digest: str
+    parent: str | None
+
+
+def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
+    """Write a version, or return the one that has this content already.
+
+    Raises:
+        InputError: no curation is named, it is another dataset's, nothing is left, or the version holds other content.
+        CorruptError: a part is not what was curated, or the accounting does not balance.
+    """
+    started = time.monotonic()
+    if not run.curation:
+        raise InputError("no curation is named", f"dataset {run.dataset.name}", "Run curate, and pass what it reports")
+    curation = read_curation(run.curation)
+    if curation.dataset != run.dataset.name:
+        raise InputError(
+            f"the curation is of dataset {curation.dataset}", run.curation, f"Run curate for {run.dataset.name}"
+        )
+    groups = {source.name: source.group for source in run.dataset.sources}
+    unknown = sorted({part.source for part in curation.parts} - set(groups))
+    if unknown:
+        raise InputError(
+            f"the dataset has no source {unknown[0]}", run.curation, "Curate again with the dataset as it is"
+        )
+    parts = read_parts(lake, curation)
+    streams = streams_of(lake, curation, parts, groups)
+    counted = tally(lake, curation, parts, groups)
+    manifest = _manifest(lake, run, curation, parts, streams, counted).with_digest()
+    manifest.check_balance()
+    if manifest.accounting.kept == 0:
+        raise InputError(
+            f"all of {manifest.accounting.samples} samples are left out",
+            run.curation,
+            f"Loosen `drops` of dataset {run.dataset.name}, or add sources",
+        )
+    claim = claim_version(lake, run.dataset.name, manifest.digest, run.version)
+    uri = lake.manifest(run.dataset.name, claim.version)
+    warnings = list(manifest.warnings)
+    if run.version and run.version != claim.version:
+        warnings.append(f"{claim.version} has this content already; {run.version} was not made")
+    if not objects.exists(uri):
+        log.info("assemble: writing %s %s", run.dataset.name, claim.version)
+        manifest = manifest.model_copy(update={"version": claim.version, "parent": claim.parent})
+        _write(lake, manifest, streams, counted)
+        _commit(uri, manifest)
+    else:
+        log.info("assemble: %s %s has this content already", run.dataset.name, claim.version)
+    return AssembleReport(
+        stage="assemble",
+        rows_in=manifest.accounting.samples,
+        rows_out=manifest.accounting.kept,
+        dropped={str(reason): count for reason, count in manifest.accounting.skipped.items()},
+        warnings=tuple(warnings),
+        seconds=time.monotonic() - started,
+        manifest=uri,
+        version=claim.version,
+        digest=manifest.digest,
+        streams=len(streams),
+    )
+
+
+def claim_version(lake: Lake, dataset: str, digest: str, wanted: str | None) -> Claim:
+    """The version of this content: one that is committed or claimed, or else a new claim.
+
+    Raises:
+        InputError: the wanted version holds or is promised to other content, or cannot be a version's name.
+    """
+    if wanted in RESERVED:
+        raise InputError(f"a version cannot be called {wanted}", f"dataset {dataset}", "Choose another name")
+    while True:
+        claims = _claims(lake, dataset)
+        same = [claim for claim in claims if claim.digest == digest]
+        committed = [claim for claim in same if objects.exists(lake.manifest(dataset, claim.version))]
+        if committed or same:
+            return (committed or same)[0]
+        taken = {claim.version for claim in claims}
+        if wanted in taken:
+            raise InputError(
+                f"version {wanted} of {dataset} has other content",
+                lake.release(dataset, str(wanted)),
+                "Versions never change: choose another name, or leave it empty for the next number",
+            )
+        version = wanted or f"v{1 + max((_number(name) for name in taken), default=0)}"
+        latest = read_latest(lake, dataset)
+        claim = Claim(version, digest, latest.version if latest else None)
+        if objects.create_bytes(
+            lake.claim(dataset, version), canonical_json({"digest": digest, "parent": claim.parent})
+        ):
+            return claim  # otherwise somebody was faster: look again
+
+
+def versions_of(lake: Lake, dataset: str) -> list[str]:
+    """Every name that is or may become a version, the oldest number first."""
+    names = [name for name in objects.list_names(lake.versions(dataset)) if name not in RESERVED]
+    return sorted(names, key=lambda name: (_number(name), name))
+
+
+def _claims(lake: Lake, dataset: str) -> list[Claim]:
+    claims = []
+    for version in versions_of(lake, dataset):
+        found = objects.read_versioned(lake.claim(dataset, version))
+        if found is not None:
+            said = json.loads(found[0])
+            claims.append(Claim(version, said["digest"], said["parent"]))
+    return claims
+
+
+def _number(version: str) -> int:
+    """3 of v3; 0 of a name that people gave."""
+    match = re.fullmatch(r"v([1-9]\d{0,8})", version)
+    return int(match[1]) if match else 0
+
+
+def _manifest(
+    lake: Lake, run: ReleaseRun, curation: Curation, parts: Sequence[Part], streams: Sequence[Stream], counted: Tally
+) -> Manifest:
+    """Everything but the version, its parent and the digest."""
+    dataset = run.dataset
+    skipped = {reason: sum(each[reason] for each in counted.skipped.values()) for reason in curation.reasons}
+    groups = {source.name: source.group for source in dataset.sources if any(p.source == source.name for p in parts)}
+    present = {stream.entry.group for stream in streams}
+    return Manifest(
+        dataset=dataset.name,
+        version="v0",
+        digest="0" * 64,
+        publish=dataset.publish,
+        parts=PARTS_FROM_RELEASE,
+        streams=tuple(stream.entry for stream in streams),
+        mixing={group: weight for group, weight in dataset.groups.items() if group in present},
+        captions=dataset.captions,
+        sources=source_entries(parts, counted, groups),
+        engines=engines_of(parts),
+        reasons=curation.reasons,
+        settings=dataset.model_dump(mode="json"),
+        accounting=Accounting(
+            samples=sum(counted.samples.values()),
+            kept=sum(counted.kept.values()),
+            skipped=nonzero(skipped),
+            upstream=upstream_of(lake, parts),
+        ),
+        licences=dict(sorted(counted.licences.items())),
+        warnings=curation.warnings,
+        provenance=Provenance(
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            smalti=smalti.__version__,
+            git=_git(),
+            table_versions={
+                f"{part.source}/{part.name}": int(part.provenance["table_version"])
+                for part in parts
+                if "table_version" in part.provenance
+            },
+            curation=f"../curations/{curation.digest()}.json.gz",
+        ),
+    )
+
+
+def _write(lake: Lake, manifest: Manifest, streams: Sequence[Stream], counted: Tally) -> None:
+    """All that the manifest names, and what people read. Whatever an earlier attempt has written stays."""
+    uri = lake.manifest(manifest.dataset, manifest.version)
+    for stream in streams:
+        create_named(beside(uri, stream.entry.index), stream.index, stream.entry.index_sha256)
+        if stream.entry.skip_file:
+            create_named(
+                lake.skip_file(manifest.dataset, stream.entry.skip_file), stream.skips.encode(), stream.entry.skip_file
+            )
+    objects.create_bytes(lake.streams_yaml(manifest.dataset, manifest.version), streams_yaml(manifest, uri).encode())
+    parent = None
+    if manifest.parent:
+        parent = read_manifest(lake.manifest(manifest.dataset, manifest.parent))
+    page = render(lake, manifest, parent, counted)
+    objects.create_bytes(lake.release_report(manifest.dataset, manifest.version), page.encode())
+
+
+def _commit(uri: str, manifest: Manifest) -> None:
+    """Create manifest.json, or find that another attempt has committed the same content."""
+    if not objects.create_bytes(uri, manifest.encode()) and read_manifest(uri).digest != manifest.digest:
+        raise ConflictError("the version has other content", uri, "Remove nothing; assemble under another version")
+
+
+def _git() -> str | None:
+    """The commit of this checkout, if it is one and git is there."""
+    root = Path(smalti.__file__).resolve().parents[2]
+    if (root / ".git").exists():
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(
+                ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10, check=True
+            )
+            return done.stdout.strip()
+    return None

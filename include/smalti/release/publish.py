@@ -1,0 +1,135 @@
+"""The publish stage: let LATEST point to a verified version. Nothing else of a release ever changes."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections import Counter
+
+from smalti import objects
+from smalti.accounting import Report
+from smalti.errors import CorruptError, InputError, MissingObject
+from smalti.lake import Lake
+from smalti.release.latest import move_latest, read_latest
+from smalti.release.manifest import Manifest, parse_manifest
+from smalti.release.materialize import materialize
+from smalti.release.summary import samples_of
+from smalti.release.verify import read_verified, tree_faults
+from smalti.settings import ReleaseRun
+
+log = logging.getLogger("smalti")
+
+
+class PublishReport(Report):
+    """Attributes:
+    latest: URI of LATEST.
+    version, digest: what it points to now.
+    previous: what it pointed to before; None for a dataset's first version. The same as version: nothing was to do.
+    tree: URI of the tree beside the manifest, if the dataset asks for one.
+    """
+
+    latest: str
+    version: str
+    digest: str
+    previous: str | None = None
+    tree: str | None = None
+
+
+def publish(lake: Lake, run: ReleaseRun) -> PublishReport:
+    """Write the tree if the dataset asks for one, then move LATEST.
+
+    Raises:
+        InputError: no manifest is named, there is none, it is another dataset's, or it has not been verified.
+        CorruptError: the accounting does not balance, or the manifest is not the one that was verified.
+    """
+    started = time.monotonic()
+    if not run.manifest:
+        raise InputError("no manifest is named", f"dataset {run.dataset.name}", "Pass the URI that assemble reports")
+    manifest = _verified(lake, run.manifest, run.dataset.name)
+    before = read_latest(lake, manifest.dataset)
+    tree = lake.tree(manifest.dataset, manifest.version) if manifest.publish == "tree" else None
+    served = before is not None and (before.version, before.digest) == (manifest.version, manifest.digest)
+    if tree and not (served and objects.exists(f"{tree}/tree.json")):
+        _write_tree(lake, manifest, tree)
+    report = _move(lake, manifest, started)
+    warnings: tuple[str, ...] = ()
+    if not served and before is not None and manifest.version in {past.version for past in before.history}:
+        warnings = (f"{manifest.version} was published before: LATEST went back to it from {before.version}",)
+    return report.model_copy(update={"tree": tree, "warnings": warnings})
+
+
+def rollback(lake: Lake, dataset: str, version: str) -> PublishReport:
+    """Let LATEST point to a version that it pointed to before. No-op if it still does.
+
+    Raises:
+        InputError: the version was never published.
+        CorruptError: it is damaged.
+    """
+    started = time.monotonic()
+    latest = read_latest(lake, dataset)
+    if latest is None:
+        raise InputError("nothing was published yet", lake.latest(dataset), "Publish a version first")
+    known = {past.version: past.digest for past in latest.history} | {latest.version: latest.digest}
+    if version not in known:
+        raise InputError(
+            f"version {version} of {dataset} was never published",
+            lake.latest(dataset),
+            f"Use one of: {', '.join(known)}",
+        )
+    manifest = _verified(lake, lake.manifest(dataset, version), dataset)
+    if manifest.digest != known[version]:
+        raise CorruptError(
+            "the manifest is not the one that was published", lake.manifest(dataset, version), "Restore it"
+        )
+    return _move(lake, manifest, started)
+
+
+def _move(lake: Lake, manifest: Manifest, started: float) -> PublishReport:
+    now, before = move_latest(lake, manifest.dataset, manifest.version, manifest.digest)
+    log.info("publish: %s LATEST is %s", manifest.dataset, now.version)
+    return PublishReport(
+        stage="publish",
+        seconds=time.monotonic() - started,
+        latest=lake.latest(manifest.dataset),
+        version=now.version,
+        digest=now.digest,
+        previous=before.version if before else None,
+    )
+
+
+def _verified(lake: Lake, uri: str, dataset: str) -> Manifest:
+    """The manifest, if it is this dataset's, balances, and is byte for byte what was verified."""
+    uri = objects.normalise_uri(uri)
+    try:
+        data = objects.read_bytes(uri)
+    except MissingObject as error:
+        raise InputError("there is no manifest", uri, "Pass the URI that assemble reports") from error
+    manifest = parse_manifest(data, uri)
+    if uri != lake.manifest(dataset, manifest.version) or manifest.dataset != dataset:
+        raise InputError(
+            f"this is not a version of {dataset} in this lake", uri, f"Pass a manifest below {lake.versions(dataset)}"
+        )
+    manifest.check_balance()
+    verified = read_verified(uri)
+    if verified is None:
+        raise InputError("the release has not been verified", uri, f"Run `smalti verify {uri}` first")
+    if verified.manifest_sha256 != hashlib.sha256(data).hexdigest():
+        raise CorruptError(
+            "the manifest has changed since it was verified", uri, "Restore it, or assemble another version"
+        )
+    return manifest
+
+
+def _write_tree(lake: Lake, manifest: Manifest, tree: str) -> None:
+    """The tree, and a look at what is in it now."""
+    uri = lake.manifest(manifest.dataset, manifest.version)
+    materialize(uri, tree)
+    kept = Counter(name for name, _, _, reasons in samples_of(uri, manifest) if not reasons)
+    faults = tree_faults(uri, manifest, kept)
+    if faults:
+        raise CorruptError(
+            f"{faults[0]} (and {len(faults) - 1} more faults)" if len(faults) > 1 else faults[0],
+            tree,
+            "LATEST has not moved; take the tree away, and publish again",
+        )

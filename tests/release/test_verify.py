@@ -1,0 +1,276 @@
+"""Verification: every kind of damage is found and named, and only what is whole is noted as verified."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smalti import objects
+from smalti.errors import CorruptError, InputError
+from smalti.images.encode import encode
+from smalti.lake import Lake
+from smalti.release import verify as module
+from smalti.release.manifest import Manifest, read_manifest
+from smalti.release.materialize import materialize
+from smalti.release.skips import SkipFile, canonical_json, compress, sha256
+from smalti.release.summary import samples_of, summary
+from smalti.release.verify import read_verified, verify, verify_manifest
+from smalti.settings import ReleaseRun
+from smalti.shards import mds
+from tests.release.conftest import build
+from tests.support.pictures import picture, release_run
+
+
+@pytest.fixture(scope="module")
+def assembled(parts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lake with a release; copy it."""
+    folder = tmp_path_factory.mktemp("assembled") / "lake"
+    shutil.copytree(parts, folder)
+    build(Lake.at(str(folder)), release_run("demo:main", "other:extra"))
+    return folder
+
+
+@pytest.fixture
+def lake(assembled: Path, tmp_path: Path) -> Lake:
+    shutil.copytree(assembled, tmp_path / "lake")
+    return Lake.at(str(tmp_path / "lake"))
+
+
+def uri_of(lake: Lake) -> str:
+    return lake.manifest("set", "v1")
+
+
+def kept_ids(uri: str, group: str) -> Iterator[str]:
+    """What the loader would serve, without the loader."""
+    manifest = read_manifest(uri)
+    sources = {source.name for source in manifest.sources if source.group == group}
+    return (
+        name for name, shard, _, reasons in samples_of(uri, manifest) if not reasons and shard.split("/")[0] in sources
+    )
+
+
+@pytest.fixture
+def without_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing streaming takes many seconds: one test does it."""
+    monkeypatch.setattr(module, "read_ids", kept_ids)
+
+
+def path_of(uri: str) -> Path:
+    path = objects.local_path(uri)
+    assert path is not None
+    return path
+
+
+def first_shard(lake: Lake) -> str:
+    found = (each.uri for each in objects.list_objects(lake.parts("demo")))
+    return next(uri for uri in found if uri.endswith("/512/1.000/shard.00000.mds"))
+
+
+def change_manifest(lake: Lake, change: Callable[[dict[str, Any]], None]) -> None:
+    """Damage that somebody has taken pains over: the digest fits."""
+    path = path_of(uri_of(lake))
+    said = json.loads(path.read_bytes())
+    change(said)
+    path.write_bytes(Manifest.model_validate(said).with_digest().encode())
+
+
+def rewrite_shard(lake: Lake, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the first sample of the first shard, with an index, part.json and manifest that fit."""
+    uri = first_shard(lake)
+    columns, raw = mds.read_shard(objects.read_bytes(uri))
+    samples = [mds.decode_sample(columns, each) for each in raw]
+    change(samples[0])
+    data = mds.encode_shard(columns, samples, size_limit=1 << 17)
+    path_of(uri).write_bytes(data)
+    basename = uri.removeprefix(lake.parts_root() + "/")
+    manifest = read_manifest(uri_of(lake))
+    for place, stream in enumerate(manifest.streams):
+        where = path_of(f"{lake.release('set', 'v1')}/{stream.index}")
+        index = json.loads(gzip.decompress(where.read_bytes()))
+        for number, entry in enumerate(index["shards"]):
+            if entry["raw_data"]["basename"] == basename:
+                index["shards"][number] = mds.shard_entry(basename, data)
+                content = canonical_json(index)
+                where.write_bytes(compress(content))
+                size = sum(each["raw_data"]["bytes"] for each in index["shards"])
+                change_manifest(
+                    lake,
+                    lambda said, at=place, of=content, total=size: said["streams"][at].update(
+                        index_sha256=sha256(of), bytes=total
+                    ),  # type: ignore[misc]
+                )
+
+
+def test_a_whole_release_is_read_back_through_the_loader_and_noted(lake: Lake, run: ReleaseRun) -> None:
+    materialize(uri_of(lake), lake.tree("set", "v1"))
+    report = verify(lake, run.model_copy(update={"manifest": uri_of(lake)}))
+    assert report.faults == ()
+    assert (report.samples, report.kept, report.version) == (9, 5, "v1")
+    assert report.shards == sum(each.uri.endswith(".mds") for each in objects.list_objects(lake.parts_root()))
+    noted = read_verified(uri_of(lake))
+    assert noted is not None
+    assert noted.manifest_sha256 == sha256(objects.read_bytes(uri_of(lake)))
+    before = {each.uri: each for each in objects.list_objects(lake.root)}
+    assert verify(lake, run.model_copy(update={"manifest": uri_of(lake)})).faults == ()
+    assert {each.uri: each for each in objects.list_objects(lake.root)} == before
+    assert sorted(module.read_ids(uri_of(lake), "main")) == ["demo/1.jpg", "demo/2.jpg", "demo/3.jpg", "demo/large.jpg"]
+
+
+def flip_a_byte(lake: Lake) -> None:
+    path = path_of(first_shard(lake))
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+
+
+def swap_a_skip_file(lake: Lake) -> None:
+    stream = next(s for s in read_manifest(uri_of(lake)).streams if s.skip_file)
+    path_of(lake.skip_file("set", str(stream.skip_file))).write_bytes(SkipFile(shards={}).encode_gzip())
+
+
+def forget_a_skip(lake: Lake) -> None:
+    """A skip file with a reason less, in its place by its right name."""
+
+    def change(said: dict[str, Any]) -> None:
+        for stream in said["streams"]:
+            if stream["group"] == "main" and stream["skip_file"]:
+                skips = SkipFile.decode(objects.read_bytes(lake.skip_file("set", stream["skip_file"])), "here")
+                fewer = SkipFile(shards=dict(list(skips.shards.items())[1:]))
+                stream["skip_file"] = fewer.digest()
+                objects.create_bytes(lake.skip_file("set", fewer.digest()), fewer.encode_gzip())
+
+    change_manifest(lake, change)
+
+
+def hide_a_sample(lake: Lake) -> None:
+    change_manifest(lake, lambda said: said["accounting"].update(samples=8))
+
+
+def lose_rows_before(lake: Lake) -> None:
+    change_manifest(lake, lambda said: said["accounting"]["upstream"][0].update(rows_in=99, rows_out=99))
+
+
+DAMAGE: dict[str, tuple[Callable[[Lake], Any], str]] = {
+    "a byte of a shard": (flip_a_byte, r"demo/00001-\w+/512/1\.000/shard\.00000\.mds: its \d+ bytes have the sha256"),
+    "a missing shard": (lambda lake: path_of(first_shard(lake)).unlink(), r"shard\.00000\.mds: there is no such object"),
+    "a missing index": (
+        lambda lake: path_of(f"{lake.release('set', 'v1')}/streams/main/512/1.000/index.json.gz").unlink(),
+        r"stream main/512/1\.000: there is no such object",
+    ),
+    "a swapped skip file": (swap_a_skip_file, r"stream \S+: the content has the sha256"),
+    "a skip less": (forget_a_skip, r"stream main/\S+: kept is \d in the manifest, \d by index and skip file"),
+    "a count of the manifest": (hide_a_sample, r"release: 8 samples, but 5 kept \+ 4 skipped"),
+    "rows lost between stages": (lose_rows_before, r"shard 00001-\w+: 9 rows in, but ingest put 99 into the table"),
+    "a caption less": (
+        lambda lake: rewrite_shard(lake, lambda sample: sample.update(caption="")),
+        r"sample 0 \(demo/0\.jpg\): it has no caption",
+    ),
+    "another id": (
+        lambda lake: rewrite_shard(lake, lambda sample: sample.update(id="demo/9.jpg")),
+        r"sample 0 \(demo/0\.jpg\): id is 'demo/9\.jpg', not 'demo/0\.jpg'",
+    ),
+    "another shape": (
+        lambda lake: rewrite_shard(lake, lambda sample: sample.update(image=encode(picture(1, 512, 480)))),
+        r"sample 0 \(demo/0\.jpg\): its picture is 512x480 RGB, the bucket 512x512 RGB",
+    ),
+    "another quality": (
+        lambda lake: rewrite_shard(lake, lambda sample: sample.update(image=encode(picture(1, 512, 512), quality=75))),
+        r"sample 0 \(demo/0\.jpg\): its picture was not encoded at quality 92",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("without_loader")
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_found_and_named_and_nothing_is_noted(lake: Lake, run: ReleaseRun, damage: str) -> None:
+    harm, line = DAMAGE[damage]
+    harm(lake)
+    report = verify_manifest(uri_of(lake))
+    assert [fault for fault in report.faults if re.search(line, fault)], report.faults
+    with pytest.raises(CorruptError) as raised:
+        verify(lake, run.model_copy(update={"manifest": uri_of(lake)}))
+    assert raised.value.what.startswith(report.faults[0])
+    if len(report.faults) > 1:
+        assert f"(and {len(report.faults) - 1} more faults)" in str(raised.value)
+    assert read_verified(uri_of(lake)) is None
+
+
+@pytest.mark.usefixtures("without_loader")
+def test_a_byte_of_the_manifest_is_found(lake: Lake) -> None:
+    path = path_of(uri_of(lake))
+    path.write_bytes(
+        path.read_bytes().replace(b'"kept": 5', b'"kept": 6', 1).replace(b'"tier": 512', b'"tier": 513', 1)
+    )
+    (fault,) = verify_manifest(uri_of(lake)).faults
+    assert "digest" in fault or "must be" in fault
+
+
+@pytest.mark.parametrize(
+    ("served", "fault"),
+    [
+        (["demo/1.jpg"] * 2 + ["demo/2.jpg", "demo/3.jpg", "demo/large.jpg"], "demo/1.jpg: served, and not kept or not once"),
+        (["demo/1.jpg", "demo/2.jpg", "demo/3.jpg"], "demo/large.jpg: kept, and not served"),
+        (["demo/0.jpg", "demo/1.jpg", "demo/2.jpg", "demo/3.jpg", "demo/large.jpg"], "demo/0.jpg: served, and not kept or not once"),
+    ],
+)  # fmt: skip
+def test_a_loader_that_serves_anything_else_is_a_fault(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, served: list[str], fault: str
+) -> None:
+    monkeypatch.setattr(module, "read_ids", lambda uri, group: served if group == "main" else kept_ids(uri, group))
+    assert verify_manifest(uri_of(lake)).faults == (fault,)
+
+
+@pytest.mark.usefixtures("without_loader")
+def test_a_tree_that_is_not_the_releases_is_found(lake: Lake) -> None:
+    tree = lake.tree("set", "v1")
+    materialize(uri_of(lake), tree)
+    assert verify_manifest(uri_of(lake)).faults == ()
+    shards = [each.uri for each in objects.list_objects(tree) if each.uri.endswith(".mds")]
+    good = path_of(shards[0]).read_bytes()
+    path_of(shards[0]).write_bytes(good[:-1] + b"!")
+    assert [fault for fault in verify_manifest(uri_of(lake)).faults if "it is not what the index records" in fault]
+    path_of(shards[0]).unlink()
+    assert [fault for fault in verify_manifest(uri_of(lake)).faults if "there is no such object" in fault]
+
+
+@pytest.mark.usefixtures("without_loader")
+def test_a_manifest_that_was_changed_after_it_was_verified_is_refused(lake: Lake, run: ReleaseRun) -> None:
+    named = run.model_copy(update={"manifest": uri_of(lake)})
+    verify(lake, named)
+    change_manifest(lake, lambda said: said["provenance"].update(smalti="9.9"))
+    with pytest.raises(CorruptError, match="the manifest is not the one that was verified before"):
+        verify(lake, named)
+
+
+def test_what_cannot_be_verified_is_said(lake: Lake, run: ReleaseRun) -> None:
+    with pytest.raises(InputError, match="no manifest is named"):
+        verify(lake, run)
+    with pytest.raises(InputError, match="there is no manifest"):
+        verify_manifest(lake.manifest("set", "v7"))
+    objects.create_bytes(f"{lake.root}/.smalti/verified.jsonl", b"")
+    with pytest.raises(InputError, match="this is a pulled copy"):
+        verify_manifest(uri_of(lake))
+
+
+def test_the_summary_says_what_became_of_every_picture(lake: Lake) -> None:
+    told = summary(uri_of(lake))
+    assert told.kept_ids == ("demo/1.jpg", "demo/2.jpg", "demo/3.jpg", "demo/large.jpg", "other/own.jpg")
+    left_out = {each.id: (str(reason), each.duplicate_of) for reason, of in told.skipped.items() for each in of}
+    assert left_out == {
+        "demo/0.jpg": ("duplicate", "demo/large.jpg"),
+        "demo/failed.jpg": ("caption_failed", None),
+        "demo/text.jpg": ("text", None),
+        "other/copy.jpg": ("duplicate", "demo/1.jpg"),
+    }
+    assert {(each.id, each.stage, each.reason) for each in told.dropped} == {
+        ("demo/broken.jpg", "shard", "decode_failed"),
+        ("demo/small.png", "fingerprint", "too_small"),
+    }
+    assert sum(told.counts.values()) + told.kept == told.samples == 9
