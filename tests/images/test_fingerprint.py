@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from smalti.images.decode import decode
+from smalti.images.fingerprint import Fingerprint, colours_agree, fingerprint, hamming, same_picture
+from tests.images import drawn
+
+Photos = dict[str, Image.Image]
+
+
+def saved_as(image: Image.Image, kind: str, quality: int) -> Image.Image:
+    out = io.BytesIO()
+    image.save(out, kind, quality=quality)
+    return decode(out.getvalue())
+
+
+def half(image: Image.Image) -> Image.Image:
+    return image.resize((image.width // 2, image.height // 2), Image.Resampling.LANCZOS)
+
+
+COPIES: dict[str, tuple[float, Callable[[Image.Image], Image.Image]]] = {
+    "jpeg 92": (0.95, lambda image: saved_as(image, "JPEG", 92)),
+    "jpeg 75": (0.90, lambda image: saved_as(image, "JPEG", 75)),
+    "webp 80": (0.90, lambda image: saved_as(image, "WEBP", 80)),
+    "half size": (0.93, half),
+    "half size, jpeg 75": (0.90, lambda image: saved_as(half(image), "JPEG", 75)),
+}
+
+
+@pytest.fixture(scope="module")
+def prints(photos: Photos) -> dict[str, Fingerprint]:
+    return {name: fingerprint(image) for name, image in photos.items()}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_copies_of_photographs_are_recognised(kind: str, photos: Photos, prints: dict[str, Fingerprint]) -> None:
+    share, copy = COPIES[kind]
+    copies = {name: fingerprint(copy(image)) for name, image in photos.items()}
+    assert sum(same_picture(copies[name], prints[name]) for name in photos) >= share * len(photos)
+    assert max(hamming(copies[name].phash, prints[name].phash) for name in photos) <= 5
+    assert all(colours_agree(copies[name].colour, prints[name].colour) for name in photos)
+
+
+def test_no_photograph_is_flat_and_no_two_are_near(prints: dict[str, Fingerprint]) -> None:
+    assert [name for name, found in prints.items() if found.flat] == []
+    for a, b in itertools.combinations(prints.values(), 2):
+        assert hamming(a.phash, b.phash) >= 10
+        assert not colours_agree(a.colour, b.colour)
+
+
+def test_a_colour_variant_of_equal_luminance_is_another_picture(photos: Photos) -> None:
+    original = photos["chelsea.png"]
+    luma, red, blue = original.convert("YCbCr").split()
+    variant = Image.merge("YCbCr", (luma, blue, red)).convert("RGB")
+    a, b = fingerprint(original), fingerprint(variant)
+    assert hamming(a.phash, b.phash) <= 2  # the hash alone would take them for copies
+    assert not colours_agree(a.colour, b.colour)
+    assert not same_picture(a, b)
+
+
+def test_one_recoloured_thing_makes_another_picture(photos: Photos) -> None:
+    original = photos["coffee.png"]
+    thing = (200, 150, 280, 230)  # 80 px of 600: one cell of the thumbnail
+    variants = []
+    for colour in ((200, 60, 60), (20, 144, 63)):  # equal in BT.601 luma
+        variant = original.copy()
+        variant.paste(colour, thing)
+        variants.append(fingerprint(variant))
+    assert variants[0].phash == variants[1].phash
+    assert not same_picture(*variants)
+
+
+FLAT = {
+    "white": drawn.field("white"),
+    "black": drawn.field("black"),
+    "green": drawn.field("#5a781e"),
+    "grey of equal luminance": drawn.field("#656565"),
+    "near-flat": drawn.field("#5a781e", noise=8),
+    "gradient": drawn.gradient(40, 220),
+    "faint gradient": drawn.gradient(120, 130),
+    "page": drawn.page(0),
+    "page in large type": drawn.page(1, font_size=30),
+    "light on dark": drawn.page(2, ink="#d0d0d0", paper="#202020"),
+    "screenshot": drawn.screenshot(0),
+    "logo": drawn.shape_on_white(3),
+}
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_a_picture_with_too_little_in_it_is_flat_and_stays_so_in_a_copy(name: str) -> None:
+    image = FLAT[name]
+    found, copy = fingerprint(image), fingerprint(saved_as(image, "JPEG", 75))
+    assert found.flat
+    assert copy.flat
+    assert not same_picture(found, found)
+    assert not same_picture(found, copy)
+
+
+def test_a_product_on_white_is_flat(photos: Photos) -> None:
+    canvas = Image.new("RGB", (1000, 1000), "white")
+    canvas.paste(photos["coffee.png"].resize((500, 400)), (250, 300))
+    assert fingerprint(canvas).flat
+
+
+def test_flat_fields_share_a_hash_and_are_told_apart_by_colour() -> None:
+    green, grey = fingerprint(FLAT["green"]), fingerprint(FLAT["grey of equal luminance"])
+    assert green.phash == grey.phash
+    assert not colours_agree(green.colour, grey.colour)
+
+
+def test_shapes_on_white_never_merge() -> None:
+    found = [fingerprint(drawn.shape_on_white(seed)) for seed in range(60)]
+    assert all(shape.flat for shape in found)
+    assert not any(same_picture(a, b) for a, b in itertools.combinations(found, 2))
+
+
+def test_the_rule_needs_hash_and_colour_and_content() -> None:
+    colour = bytes(range(192))
+    one = Fingerprint(0xF0F0, colour, flat=False, unstable=0)
+    assert same_picture(one, Fingerprint(0xF0F0, colour, flat=False, unstable=9))
+    assert not same_picture(one, Fingerprint(0xF0F1, colour, flat=False, unstable=0))
+    assert not same_picture(one, Fingerprint(0xF0F0, colour, flat=True, unstable=0))
+    assert not same_picture(one, Fingerprint(0xF0F0, bytes(192), flat=False, unstable=0))
+
+
+def test_unstable_bits_are_counted(prints: dict[str, Fingerprint]) -> None:
+    assert fingerprint(FLAT["white"]).unstable == 63  # all but the mean
+    assert max(found.unstable for found in prints.values()) < 20
+    assert len({found.unstable for found in prints.values()}) > 3
+
+
+def test_the_fields_have_their_sizes(prints: dict[str, Fingerprint]) -> None:
+    for found in prints.values():
+        assert 0 <= found.phash < 1 << 64
+        assert len(found.colour) == 192
+
+
+def test_the_hash_is_the_sign_of_scipys_dct_against_its_median(photos: Photos) -> None:
+    from scipy.fft import dctn
+
+    image = photos["chelsea.png"]
+    reduced = np.asarray(image.resize((256, 256), Image.Resampling.BILINEAR), np.float64)
+    cells = reduced.reshape(32, 8, 32, 8, 3).mean((1, 3)) @ np.array([0.299, 0.587, 0.114])
+    low = dctn(cells, norm="ortho")[:8, :8]
+    expected = int("".join("1" if v > np.median(low) else "0" for v in low.ravel()), 2)
+    assert fingerprint(image).phash == expected
+
+
+def test_the_thumbnail_holds_the_colours_row_by_row() -> None:
+    image = Image.new("RGB", (800, 800), (10, 20, 30))
+    image.paste((200, 100, 50), (0, 700, 100, 800))  # the last row's first cell
+    colour = np.frombuffer(fingerprint(image).colour, np.uint8).reshape(8, 8, 3)
+    assert np.abs(colour[7, 0].astype(int) - (200, 100, 50)).max() <= 2
+    assert colour[0, 0].tolist() == colour[7, 7].tolist() == [10, 20, 30]
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_hamming_counts_the_differing_bits(a: int, b: int) -> None:
+    assert hamming(a, b) == sum((a >> i & 1) != (b >> i & 1) for i in range(64))
+
+
+def test_what_is_no_fingerprint_is_refused() -> None:
+    with pytest.raises(ValueError, match="mode L"):
+        fingerprint(Image.new("L", (600, 600)))
+    with pytest.raises(ValueError, match="192 bytes"):
+        colours_agree(bytes(192), bytes(64))
