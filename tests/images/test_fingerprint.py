@@ -135,7 +135,7 @@ def test_the_rule_needs_hash_and_colour_and_content() -> None:
 def test_unstable_bits_are_counted(prints: dict[str, Fingerprint]) -> None:
     assert fingerprint(FLAT["white"]).unstable == 63  # all but the mean
     assert max(found.unstable for found in prints.values()) < 20
-    assert len({found.unstable for found in prints.values()}) > 3
+    assert len({found.unstable for found in prints.values()}) >= 3
 
 
 def test_the_fields_have_their_sizes(prints: dict[str, Fingerprint]) -> None:
