@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.9
 export HF_HUB_OFFLINE := 1
+# Without .pyc files every process compiles what it imports anew: Airflow and Ray start many, and each takes seconds longer.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help env demo stop test lint bench prove docs lock format clean
 
@@ -15,7 +17,7 @@ env: $(VENV)/.installed ## make .venv from requirements.txt
 $(VENV)/.installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	UV_HTTP_TIMEOUT=300 $(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.txt
+	UV_HTTP_TIMEOUT=300 $(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python requirements.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 

@@ -95,9 +95,7 @@ def main_colours(pixels: NDArray[np.uint8]) -> list[str]:
 def read_text(image: Image.Image) -> FoundText:
     """Find and read the text in a picture."""
     lines, _ = _ocr()(np.asarray(image.convert("RGB"))[:, :, ::-1])  # it takes BGR
-    sure = [
-        (np.array(box), str(text)) for box, text, score in lines or [] if float(score) >= SURE and str(text).strip()
-    ]
+    sure = [(np.array(box), str(text)) for box, text, score in lines or [] if float(score) >= SURE and _is_text(text)]
     area = sum(_area(box) for box, _ in sure)
     text = " ".join(text.strip() for _, text in sure)
     return FoundText(re.sub(r"[\x00-\x1f]+|[“”]", " ", text).strip(), min(1.0, area / (image.width * image.height)))

