@@ -249,3 +249,7 @@ def _print_fields(data: dict[str, Any], indent: str) -> None:
                 print(indent + "  " + "  ".join(f"{k}={v}" for k, v in each.items() if v is not None))
         else:
             print(f"{indent}{name.replace('_', ' ')}: {value}")
+
+
+if __name__ == "__main__":
+    main()

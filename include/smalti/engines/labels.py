@@ -20,6 +20,7 @@ PROTOTYPES: dict[Label, tuple[str, ...]] = {
     Label.VISUAL: (
         "A picture.",
         "A photograph of a room with furniture.",
+        "A shelf, cabinet or sideboard with books, vases and framed pictures.",
         "A photograph of a landscape, a building or a city.",
         "A photograph of a person, an animal or a plant.",
         "A portrait of somebody in clothes.",
