@@ -27,11 +27,8 @@ def build(lake: Lake, run: ReleaseRun) -> AssembleReport:
     return assemble(lake, run.model_copy(update={"curation": curate(lake, run).curation}))
 
 
-@pytest.fixture(scope="session")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of such a lake; copy it."""
-    folder = tmp_path_factory.mktemp("parts") / "lake"
-    lake = Lake.at(str(folder))
+def fill(lake: Lake) -> None:
+    """Committed parts of two sources, with one of each trouble."""
     add(
         lake,
         [
@@ -51,6 +48,13 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
         "other",
     )
+
+
+@pytest.fixture(scope="session")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of such a lake; copy it."""
+    folder = tmp_path_factory.mktemp("parts") / "lake"
+    fill(Lake.at(str(folder)))
     return folder
 
 

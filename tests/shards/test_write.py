@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -129,6 +130,14 @@ def test_a_shard_without_its_record_is_made_again_to_the_same_bytes(
     assert not objects.exists(made.progress)
     write_shard(made)
     assert objects.read_bytes(made.uri) == first
+
+
+def test_a_task_travels_to_another_process(lake: Lake, run: SourceRun) -> None:
+    made = task(lake, run, [Row("a.jpg", stored(picture(0)))])
+    assert made.uri  # computed on the way
+    there: ShardTask = pickle.loads(pickle.dumps(made))
+    assert there == made
+    assert pickle.loads(pickle.dumps(write_shard(there))) == write_shard(made)
 
 
 def test_a_shard_that_is_there_with_other_bytes_is_never_overwritten(lake: Lake, run: SourceRun) -> None:

@@ -20,7 +20,7 @@ from smalti.images.buckets import Bucket, bucket_of
 from smalti.images.decode import probe
 from smalti.images.fingerprint import fingerprint
 from smalti.lake import Lake
-from smalti.objects import create_bytes
+from smalti.objects import create_bytes, lance_options
 from smalti.settings import ReleaseRun, SourceRun
 from smalti.table.schema import caption_columns, label_columns, table_schema
 from smalti.table.store import STORAGE_VERSION
@@ -129,9 +129,14 @@ def write_table(lake: Lake, run: SourceRun, rows: Sequence[Row]) -> None:
         else pa.array([value.get(field.name) for value in values], field.type)
         for field in schema
     ]
-    table = pa.Table.from_arrays(columns, schema=schema)
+    uri = lake.table(run.source.name)
     lance.write_dataset(
-        table, lake.table(run.source.name), mode="append", data_storage_version=STORAGE_VERSION, max_rows_per_file=7
+        pa.Table.from_arrays(columns, schema=schema),
+        uri,
+        mode="append",
+        data_storage_version=STORAGE_VERSION,
+        max_rows_per_file=7,
+        storage_options=lance_options(uri),
     )
     report = {"stage": "ingest", "rows_in": len(rows), "rows_out": len(rows), "dropped": {}}
     create_bytes(lake.ingested(run.source.name, run.batch), json.dumps(report).encode())

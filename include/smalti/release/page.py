@@ -28,11 +28,12 @@ table{border-collapse:collapse;width:100%;font-size:.92rem;margin-bottom:.75rem}
 th,td{text-align:left;padding:.35rem 1rem .35rem 0;border-bottom:1px solid var(--line);vertical-align:top}
 th{color:var(--soft);font-weight:500}.r{text-align:right;font-variant-numeric:tabular-nums}
 .grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(176px,1fr));gap:1rem}
-figure{margin:0}figure img{display:block;border-radius:8px;max-width:100%;height:auto;background:var(--line)}
+figure{margin:0}figure img{display:block;border-radius:8px;max-width:100%;height:auto;outline:1px solid var(--line)}
 figcaption{font-size:.8rem;line-height:1.35;margin-top:.4rem;overflow-wrap:anywhere}
 figcaption b{display:block;font-weight:600}figcaption i{color:var(--soft);font-style:normal;display:block}
 figcaption span{display:-webkit-box;-webkit-line-clamp:5;-webkit-box-orient:vertical;overflow:hidden}
 .pair{grid-column:span 2;display:flex;gap:.75rem;align-items:flex-start}.pair figure{flex:1 1 0}
+@media (max-width:560px){.pair{grid-column:auto;flex-wrap:wrap}}
 .arrow{color:var(--soft);font-size:.75rem;align-self:center;white-space:nowrap}
 .buckets th{width:7rem;color:var(--ink);font-weight:600;font-size:1.1rem}.buckets small{display:block;font-size:.75rem;font-weight:400}
 .shape{display:inline-block;text-align:center;width:4.1rem;margin:.15rem 0}.shape rect{fill:var(--main);stroke:var(--main)}

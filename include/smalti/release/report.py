@@ -122,7 +122,7 @@ def _bucket(shown: Shown) -> str:
 
 def _card(picture: Thumbnail, note: str) -> str:
     return (
-        f'<figure><img src="{picture.source}" width="{picture.width}" height="{picture.height}" alt="" loading="lazy">'
+        f'<figure><img src="{picture.source}" width="{picture.width}" height="{picture.height}" alt="">'
         f"<figcaption><b>{escape(picture.id)}</b><i>{escape(note)}</i>"
         f"<span>{escape(picture.caption) or '(no caption)'}</span></figcaption></figure>"
     )
