@@ -149,9 +149,8 @@ def decide(frame: Any, drops: Drops, denied: frozenset[str], priorities: Mapping
     spread_from: dict[int, str] = {}
     if Label.NSFW in drops.labels:
         labelled = live.filter(pl.col(str(SkipReason.NSFW)))["id"].to_list()
-        for sample, origin in spread(_suspects(live, priorities), labelled).items():
-            if sample != origin:
-                spread_from[rows[sample]] = origin
+        reached = spread(_suspects(live, priorities), labelled) if labelled else {}
+        spread_from = {rows[sample]: origin for sample, origin in reached.items() if sample != origin}
         leave_out(list(spread_from), SkipReason.NSFW)
 
     rest = live.filter(~pl.col("row").is_in(list(reasons)))
