@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 """Where progress goes, a line at a time."""
 
 FIRST_PORT, LAST_PORT = 20000, 32000  # below the range the kernel hands out (net.ipv4.ip_local_port_range)
-TERM_SECONDS = 15.0
+TERM_SECONDS = 8.0  # the interpreters of Airflow spend most of it on tearing themselves down
 KILL_SECONDS = 10.0
 
 
@@ -81,7 +81,7 @@ def family(leaders: Iterable[Process]) -> dict[int, int]:
     return {pid: stats[pid].started for pid in found}
 
 
-def end(leaders: Sequence[Process], say: Say = print) -> int:
+def end(leaders: Sequence[Process]) -> int:
     """End `leaders` and all that is theirs: TERM, wait, KILL. Gives the number of processes ended.
 
     Raises:
@@ -101,7 +101,6 @@ def end(leaders: Sequence[Process], say: Say = print) -> int:
         if waited > TERM_SECONDS + KILL_SECONDS:
             raise ServerError(f"processes {sorted(living)} survived SIGKILL", "stop", "Look at them with ps")
         if waited > TERM_SECONDS:
-            say(f"  killing {len(living)} processes that did not end within {TERM_SECONDS:.0f} s")
             _signal(living, signal.SIGKILL)
             time.sleep(0.5)
         else:
@@ -140,29 +139,42 @@ def free_ports(count: int) -> list[int]:
     raise ServerError(f"no {count} free ports", f"{FIRST_PORT}-{LAST_PORT}", "End something that listens there")
 
 
-def wait_until(ready: Callable[[], str | None], name: str, process: Process, seconds: float, say: Say) -> None:
-    """Wait until `ready` gives None; its text says what is still missing and is shown when it changes.
+@dataclass(frozen=True)
+class Waiting:
+    """For a server to be ready: `ready` gives None then, and before that a text that says what is still missing."""
+
+    name: str
+    process: Process
+    ready: Callable[[], str | None]
+    seconds: float
+
+
+def wait_until_ready(servers: Sequence[Waiting], say: Say = print) -> None:
+    """Wait for all of them together, saying what each is waiting for when that changes.
 
     Raises:
-        ServerError: the process died or the time is over; the message ends with the tail of its log.
+        ServerError: one died, or its time is over; the message holds the tail of its log.
     """
     began = time.monotonic()
-    shown = ""
-    while (missing := ready()) is not None:
-        waited = time.monotonic() - began
-        if not process.alive:
-            raise ServerError(f"{name} ended while starting: {tail(process.log)}", process.log, "Read the log")
-        if waited > seconds:
-            raise ServerError(
-                f"{name} is not ready after {seconds:.0f} s ({missing}): {tail(process.log)}",
-                process.log,
-                "Read the log",
-            )
-        if missing != shown:
-            say(f"  {name}: {missing} ({waited:.0f} s)")
-            shown = missing
+    shown: dict[str, str] = {}
+    waiting = list(servers)
+    while waiting:
+        for each in list(waiting):
+            missing = each.ready()
+            waited = time.monotonic() - began
+            if missing is None:
+                say(f"  {each.name}: ready after {waited:.0f} s")
+                waiting.remove(each)
+            elif not each.process.alive:
+                what = f"{each.name} ended while starting: {tail(each.process.log)}"
+                raise ServerError(what, each.process.log, "Read the log")
+            elif waited > each.seconds:
+                what = f"{each.name} is not ready after {each.seconds:.0f} s ({missing}): {tail(each.process.log)}"
+                raise ServerError(what, each.process.log, "Read the log")
+            elif shown.get(each.name) != missing:
+                say(f"  {each.name}: {missing} ({waited:.0f} s)")
+                shown[each.name] = missing
         time.sleep(0.3)
-    say(f"  {name}: ready after {time.monotonic() - began:.0f} s")
 
 
 def tail(log: str, lines: int = 15) -> str:

@@ -23,7 +23,8 @@ def frugal_and_patient(ray_params: Any, head: bool) -> None:
     """Change the parameters, and three functions of Ray, in the `ray start` process only."""
     from ray._private import services
 
-    os.environ.pop("PYTHONPATH", None)  # was for finding this module; jobs import what is installed
+    # Its first entry was for finding this module; jobs import what is installed.
+    os.environ["PYTHONPATH"] = os.environ.get("PYTHONPATH", "").partition(os.pathsep)[2]
     ray_params.ray_client_server_port = None
     services.start_ray_process = _with_fewer_modules(services.start_ray_process)
     services.start_raylet = _with_known_ports(services.start_raylet)

@@ -25,13 +25,13 @@ from typing import Any
 import httpx
 
 from demo.airflow_api import AirflowApi
-from demo.processes import Process, Say, ServerError, end, free_ports, spawn, wait_until
+from demo.processes import Process, Say, ServerError, Waiting, end, free_ports, spawn, wait_until_ready
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent  # of the virtualenv: `ray` and `airflow` of the very environment that runs this
 
-RAY_SECONDS = 180.0  # 15 to 25 s on two idle cores
-AIRFLOW_SECONDS = 240.0  # 35 to 50 s beside Ray on two cores
+RAY_SECONDS = 300.0  # 15 to 25 s on two idle cores
+AIRFLOW_SECONDS = 420.0  # 35 to 50 s beside Ray on two idle cores
 OBJECT_STORE_BYTES = 400_000_000
 USER = "admin"
 RAY_CONNECTION = "smalti_ray"
@@ -120,26 +120,26 @@ def start_servers(
     if running is not None and running.ray and running.airflow and all(p.alive for p in running.processes):
         say(f"  servers are running already: {running.airflow.url}")
         return running
-    stop_servers(home, say=say)
+    stop_servers(home)
     try:
         ray = launch_ray(home, env, cpus=cpus)
         airflow = launch_airflow(home, env, ray=ray, dags=dags, plugins=plugins)
-        wait_for_ray(ray, say=say)
-        wait_for_airflow(airflow, say=say)
+        with ray.jobs() as jobs, airflow.api() as api:
+            wait_until_ready([_ray_waiting(ray, jobs), _airflow_waiting(airflow, api)], say)
     except BaseException:  # also Ctrl-C: leave nothing behind
-        stop_servers(home, say=say)
+        stop_servers(home)
         raise
     return Servers(ray, airflow)
 
 
-def stop_servers(home: Path, *, say: Say = print) -> int:
+def stop_servers(home: Path) -> int:
     """End what runs for `home`, as far as it came up. Gives the number of processes ended."""
     servers = find_servers(home)
     if servers is None:
         return 0
     ended = 0
     for process in servers.processes:
-        ended += end([process], say=say)
+        ended += end([process])
     if servers.ray is not None:
         # The short-lived directory is outside home because of the length of socket paths; its logs are worth keeping.
         with contextlib.suppress(OSError):
@@ -190,36 +190,41 @@ def launch_ray(home: Path, env: Mapping[str, str] | None = None, *, cpus: int = 
         "RAY_AUTH_MODE": "token",  # some of Ray's ports listen on all interfaces, whatever the flags say
         "RAY_AUTH_TOKEN_PATH": str(token_file),
         "RAY_START_HOOK": "demo.ray_hook.frugal_and_patient",
-        "PYTHONPATH": str(REPOSITORY),  # for the hook, which takes it out again
+        # For the hook, which takes it out again.
+        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, [(env or {}).get("PYTHONPATH")])]),
         "DASHBOARD_METRIC_PORT": str(head_metrics),  # 44227 for every head on a machine otherwise
         "RAY_agent_register_timeout_ms": "150000",  # 30 s is too short on a busy machine
         # Where /dev/shm is small (containers), Ray would refuse to keep its objects in /tmp.
         "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1",
     }
-    clean = {name: value for name, value in _environment(env).items() if name != "RAY_ADDRESS"}
-    process = spawn(command, home / "ray.log", clean | settings, cwd=home)
+    process = spawn(command, home / "ray.log", _environment(env) | settings, cwd=home)
     server = RayServer(process, f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}", str(token_file), temp)
     _record(home, ray=server)
     return server
 
 
-def wait_for_ray(server: RayServer, *, seconds: float = RAY_SECONDS, say: Say = print) -> None:
-    """Wait until a trivial job has succeeded: the API answers long before it can run one, and the first is slow."""
-    with server.jobs() as client:
+def wait_for_ray(server: RayServer, *, say: Say = print) -> None:
+    """Wait until a trivial job has succeeded. Raises ServerError."""
+    with server.jobs() as jobs:
+        wait_until_ready([_ray_waiting(server, jobs)], say)
 
-        def missing() -> str | None:
-            with contextlib.suppress(httpx.HTTPError, ValueError):
-                answer = client.get("/api/jobs/hello")
-                if answer.status_code == 404:
-                    client.post("/api/jobs/", json={"entrypoint": "true", "submission_id": "hello"})
-                    return "accepting jobs"
-                status = answer.json()["status"]
-                if status == "FAILED":
-                    raise ServerError("a trivial job failed", server.process.log, answer.json()["message"])
-                return None if status == "SUCCEEDED" else "running a trivial job"
-            return "starting"
 
-        wait_until(missing, "Ray", server.process, seconds, say)
+def _ray_waiting(server: RayServer, jobs: httpx.Client) -> Waiting:
+    """The API answers long before it can run a job, and the first job is slow: run one."""
+
+    def missing() -> str | None:
+        with contextlib.suppress(httpx.HTTPError, ValueError):
+            answer = jobs.get("/api/jobs/hello")
+            if answer.status_code == 404:
+                jobs.post("/api/jobs/", json={"entrypoint": "true", "submission_id": "hello"})
+                return "accepting jobs"
+            status = answer.json()["status"]
+            if status == "FAILED":
+                raise ServerError("a trivial job failed", server.process.log, answer.json()["message"])
+            return None if status == "SUCCEEDED" else "running a trivial job"
+        return "starting"
+
+    return Waiting("Ray", server.process, missing, RAY_SECONDS)
 
 
 # Airflow
@@ -238,10 +243,9 @@ def launch_airflow(
     password_file = home / "airflow-password.json"
     if not password_file.exists():
         _write_private(password_file, json.dumps({USER: secrets.token_urlsafe(12)}))
-    settings = airflow_environment(home, env, ray=ray, dags=dags, plugins=plugins, password_file=password_file)
-    process = spawn([str(BIN / "airflow"), "standalone"], home / "airflow.log", _environment(env) | settings, cwd=home)
-    own = dict(env or {}) | settings
-    server = AirflowServer(process, settings["AIRFLOW__API__BASE_URL"], USER, str(password_file), own)
+    own = airflow_environment(home, env, ray=ray, dags=dags, plugins=plugins, password_file=password_file)
+    process = spawn([str(BIN / "airflow"), "standalone"], home / "airflow.log", _environment(own), cwd=home)
+    server = AirflowServer(process, own["AIRFLOW__API__BASE_URL"], USER, str(password_file), own)
     _record(home, airflow=server)
     return server
 
@@ -255,7 +259,10 @@ def airflow_environment(
     plugins: Path = REPOSITORY / "plugins",
     password_file: Path | None = None,
 ) -> dict[str, str]:
-    """The AIRFLOW* variables of a small Airflow in `<home>/airflow`; also fit for `airflow` commands and `dag.test()`."""
+    """The AIRFLOW* variables of a small Airflow in `<home>/airflow`, and `env`, which wins.
+
+    Also what an `airflow` command or `dag.test()` needs.
+    """
     airflow_home = home.resolve() / "airflow"
     port, worker_logs, trigger_logs = free_ports(3)
     url = f"http://127.0.0.1:{port}"
@@ -289,13 +296,17 @@ def airflow_environment(
         where = httpx.URL(ray.url)
         connection = {"conn_type": "http", "schema": "http", "host": where.host, "port": where.port}
         settings[f"AIRFLOW_CONN_{RAY_CONNECTION.upper()}"] = json.dumps(connection | {"password": ray.token})
-    return settings
+    return settings | dict(env or {})
 
 
-def wait_for_airflow(server: AirflowServer, *, seconds: float = AIRFLOW_SECONDS, say: Say = print) -> None:
-    """Wait until scheduler, triggerer and DAG processor beat and the API answers."""
+def wait_for_airflow(server: AirflowServer, *, say: Say = print) -> None:
+    """Wait until scheduler, triggerer and DAG processor beat and the API answers. Raises ServerError."""
     with server.api() as api:
-        wait_until(api.unhealthy, "Airflow", server.process, seconds, say)
+        wait_until_ready([_airflow_waiting(server, api)], say)
+
+
+def _airflow_waiting(server: AirflowServer, api: AirflowApi) -> Waiting:
+    return Waiting("Airflow", server.process, api.unhealthy, AIRFLOW_SECONDS)
 
 
 # Files
@@ -326,12 +337,15 @@ def _prepared(home: Path) -> Path:
 
 
 def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
-    """This process's environment, with the virtualenv first on PATH: `airflow standalone` starts `airflow` by name."""
-    path = f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"
-    found = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", **(env or {})}
+    """This process's environment without what it says about other Airflows and Rays, and `env`."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "RAY_", "PYTHONPATH"))}
+    own |= {
+        "PATH": f"{BIN}{os.pathsep}{own.get('PATH', '')}",  # `airflow standalone` starts `airflow` by name
+        "HF_HUB_OFFLINE": "1",
+    }
     # Two dozen interpreters import the same thousands of files; without their bytecode each takes ten seconds longer.
-    found.pop("PYTHONDONTWRITEBYTECODE", None)
-    return found
+    own.pop("PYTHONDONTWRITEBYTECODE", None)
+    return own | dict(env or {})
 
 
 def _boot() -> str:
