@@ -274,6 +274,8 @@ def airflow_environment(
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
         "AIRFLOW__CORE__PARALLELISM": "4",  # by default 32 workers, each a process
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",  # does not follow the port by itself
+        # 5 s by default: on busy cores the API server's first answer takes longer, and the task's try would be lost.
+        "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{airflow_home}/airflow.db",
         "AIRFLOW__API__HOST": "127.0.0.1",
