@@ -20,6 +20,15 @@ if "SMALTI_PROBE" in os.environ and "smalti.jobs" in sys.orig_argv:
                 time.sleep(float(value))
             elif word == "print":
                 print(value, flush=True)
+            elif word == "wait":  # until the file is there
+                while not os.path.exists(value):
+                    time.sleep(0.1)
+            elif word == "first":  # whoever makes the file stays for long
+                try:
+                    os.close(os.open(value, os.O_CREAT | os.O_EXCL))
+                except FileExistsError:
+                    continue
+                time.sleep(600)
             elif word == "once":  # fails unless the file is there, and makes it
                 try:
                     os.close(os.open(value, os.O_CREAT | os.O_EXCL))
