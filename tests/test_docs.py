@@ -31,7 +31,11 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
     text = (REPOSITORY / "README.md").read_text()
-    lost = [str(p.relative_to(REPOSITORY)) for p in PAGES if p.name != "README.md" and str(p.relative_to(REPOSITORY)) not in text]
+    lost = [
+        str(p.relative_to(REPOSITORY))
+        for p in PAGES
+        if p.name != "README.md" and str(p.relative_to(REPOSITORY)) not in text
+    ]
     assert lost == []
 
 

@@ -19,9 +19,13 @@ from smalti.lake import Lake
 from smalti.objects import read_bytes
 from smalti.settings import SourceRun
 
-SOURCE = Source.model_validate(
-    {"name": "cats", "format": "files", "uri": "file:///nowhere", "table": "t.csv", "columns": {"key": "file"}}
-)
+SOURCE = Source.model_validate({
+    "name": "cats",
+    "format": "files",
+    "uri": "file:///nowhere",
+    "table": "t.csv",
+    "columns": {"key": "file"},
+})
 RUN = SourceRun(
     source=SOURCE,
     batch="b1",
@@ -31,7 +35,14 @@ RUN = SourceRun(
 
 
 def spec_for(lake: Lake, **changes: object) -> JobSpec:
-    fields = {"stage": "stage", "lake": lake.root, "dag": "d", "run": "manual__1", "task": "stage", "settings": RUN.model_dump(mode="json")}
+    fields = {
+        "stage": "stage",
+        "lake": lake.root,
+        "dag": "d",
+        "run": "manual__1",
+        "task": "stage",
+        "settings": RUN.model_dump(mode="json"),
+    }
     return JobSpec.model_validate(fields | changes)
 
 
@@ -51,7 +62,9 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     return does
 
 
-def test_the_report_is_written_beside_the_spec_and_named_last(any_lake: Lake, outcome: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_is_written_beside_the_spec_and_named_last(
+    any_lake: Lake, outcome: object, capsys: pytest.CaptureFixture[str]
+) -> None:
     uri = write_spec(spec_for(any_lake))
     assert jobs.main(["stage", "--spec", uri]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
@@ -116,7 +129,9 @@ def test_every_stage_can_be_imported_and_says_what_it_does() -> None:
 def test_a_missing_source_ends_a_real_job_with_one_line(lake: Lake, tmp_path: Path) -> None:
     """As a process, the way Ray starts it."""
     uri = write_spec(spec_for(lake))
-    done = subprocess.run([sys.executable, "-m", "smalti.jobs", "stage", "--spec", uri], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "smalti.jobs", "stage", "--spec", uri], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if line.startswith("smalti: ")]
     assert len(lines) == 1

@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from streaming import Stream, StreamingDataset
+from streaming.base.dataset import _ShardState
 from streaming.base.format.mds import MDSReader
 from streaming.base.util import number_abbrev_to_int
 from streaming.base.world import World
 
-from smalti.errors import CorruptError, InputError, LakeError, MissingObject
+from smalti.errors import CorruptError, InputError, LakeError, MissingObject, SmaltiError
 from smalti.loader.batching import Epoch
 from smalti.loader.fetch import fetch
 from smalti.loader.skips import ServedShard, lift, served_shards
@@ -218,6 +219,14 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             raise (self._failure or error) from error
         if self._failure is not None:
             raise self._failure
+
+    def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
+        """Bring a shard here. One that cannot be fetched is given back, or other workers would wait for it for ever."""
+        try:
+            super().prepare_shard(shard_id, blocking)
+        except (SmaltiError, OSError):
+            self._shard_states[shard_id] = _ShardState.REMOTE
+            raise
 
     def on_exception(self, future: Future[None]) -> None:
         """Called with each background thread that ended: remember why, and stop the others."""
