@@ -28,8 +28,8 @@ class AirflowApi:
     def __init__(self, url: str, user: str, password: str) -> None:
         self.url = url
         self._login = {"username": user, "password": password}
-        # One retry inside httpx is for connections only; SQLite makes Airflow slow to answer at times.
-        self._client = httpx.Client(base_url=url, timeout=60, transport=httpx.HTTPTransport(retries=3))
+        # Connecting is tried again, nothing else is; on SQLite and busy cores Airflow is slow to answer at times.
+        self._client = httpx.Client(base_url=url, timeout=60, transport=httpx.HTTPTransport(retries=3), trust_env=False)
 
     def __enter__(self) -> Self:
         return self

@@ -63,7 +63,9 @@ class RayServer:
 
     def jobs(self) -> httpx.Client:
         """A client of the Jobs API (`/api/jobs/`)."""
-        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {self.token}"}, timeout=30)
+        return httpx.Client(
+            base_url=self.url, headers={"Authorization": f"Bearer {self.token}"}, timeout=30, trust_env=False
+        )
 
 
 @dataclass(frozen=True)
@@ -194,8 +196,6 @@ def launch_ray(home: Path, env: Mapping[str, str] | None = None, *, cpus: int = 
         "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, [(env or {}).get("PYTHONPATH")])]),
         "DASHBOARD_METRIC_PORT": str(head_metrics),  # 44227 for every head on a machine otherwise
         "RAY_agent_register_timeout_ms": "150000",  # 30 s is too short on a busy machine
-        # Where /dev/shm is small (containers), Ray would refuse to keep its objects in /tmp.
-        "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1",
     }
     process = spawn(command, home / "ray.log", _environment(env) | settings, cwd=home)
     server = RayServer(process, f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}", str(token_file), temp)
@@ -341,9 +341,12 @@ def _prepared(home: Path) -> Path:
 def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
     """This process's environment without what it says about other Airflows and Rays, and `env`."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "RAY_", "PYTHONPATH"))}
+    no_proxy = ",".join(filter(None, [own.get("NO_PROXY"), "127.0.0.1", "localhost"]))
     own |= {
         "PATH": f"{BIN}{os.pathsep}{own.get('PATH', '')}",  # `airflow standalone` starts `airflow` by name
         "HF_HUB_OFFLINE": "1",
+        "NO_PROXY": no_proxy,  # Airflow's parts talk to each other, and its tasks to Ray, by HTTP
+        "no_proxy": no_proxy,
     }
     # Two dozen interpreters import the same thousands of files; without their bytecode each takes ten seconds longer.
     own.pop("PYTHONDONTWRITEBYTECODE", None)

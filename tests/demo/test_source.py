@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 from pathlib import Path
@@ -11,14 +12,29 @@ import pytest
 from PIL import Image
 
 from demo.source import CAPTIONS, COLUMNS, KEPT, Expected, Truth, load_truth, make_source
+from smalti.curation.dedup import Copy, find_duplicates
 from smalti.images.buckets import bucket_of
 from smalti.images.decode import DecodeError, decode
+from smalti.images.fingerprint import Fingerprint, fingerprint
 from smalti.reasons import DropReason
+
+Pictures = dict[str, tuple[Expected, Fingerprint, tuple[int, int]]]
 
 
 @pytest.fixture(scope="module")
 def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
     return make_source(tmp_path_factory.mktemp("demo") / "source")
+
+
+@pytest.fixture(scope="module")
+def pictures(truth: Truth) -> Pictures:
+    """Fingerprint and size of everything that can be decoded."""
+    found = {}
+    for expected in truth.inputs:
+        with contextlib.suppress(DecodeError):
+            picture = decode(data(truth, expected))
+            found[expected.file] = (expected, fingerprint(picture), picture.size)
+    return found
 
 
 def data(truth: Truth, expected: Expected) -> bytes:
@@ -95,11 +111,11 @@ def test_what_is_to_be_rejected_cannot_be_decoded_for_that_reason(truth: Truth) 
         assert expected.outcome == f"rejected:{caught.value.reason}"
 
 
-def test_everything_else_decodes_to_the_stated_size(truth: Truth) -> None:
-    rejected = truth.with_outcome("rejected")
-    for expected in truth.inputs:
-        if expected not in rejected:
-            assert decode(data(truth, expected)).size == (expected.width, expected.height), expected.file
+def test_everything_else_decodes_to_the_stated_size(truth: Truth, pictures: Pictures) -> None:
+    rejected = {expected.file for expected in truth.with_outcome("rejected")}
+    assert set(pictures) == {expected.file for expected in truth.inputs} - rejected
+    for expected, _, size in pictures.values():
+        assert size == (expected.width, expected.height), expected.file
 
 
 def test_what_is_dropped_has_no_bucket_for_that_reason(truth: Truth) -> None:
@@ -143,3 +159,19 @@ def test_the_copy_that_is_kept_has_the_most_pixels(truth: Truth) -> None:
     assert len({copy.width * copy.height for copy in smaller}) >= 3
     same = [copy for copy in copies if data(truth, copy) == data(truth, files[copy.twin])]
     assert len(same) == 1
+
+
+def test_dedup_finds_the_planted_copies_and_no_other(truth: Truth, pictures: Pictures) -> None:
+    samples = [
+        Copy(expected.file, hashlib.sha256(data(truth, expected)).hexdigest(), found, expected.width, expected.height)
+        for expected, found, _ in pictures.values()
+        if not expected.outcome.startswith("dropped")
+    ]
+    planted = {expected.file: expected.twin for expected in truth.with_outcome("skipped:duplicate")}
+    assert find_duplicates(samples) == planted
+
+
+def test_flat_fields_could_be_taken_for_each_other_by_their_hash_alone(pictures: Pictures) -> None:
+    flat = [pictures[name][1] for name in ("flat-crimson.png", "flat-teal.png", "blank-white.jpg")]
+    assert all(each.flat for each in flat)
+    assert len({each.phash for each in flat}) == 1
