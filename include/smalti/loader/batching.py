@@ -50,19 +50,18 @@ class Epoch:
         """
         match self.method:
             case "per_stream":
-                return [self._slots(n) // self.global_batch for n in self.choose]
+                filled = [self._slots(n) // self.global_batch for n in self.choose]
             case "device_per_stream":
-                block = self.shuffle_block
-                return [
-                    self._slots_per_node(n) // self.batch_size * self.nodes if block is None or int(block * p) else 0
-                    for n, p in zip(self.choose, self.proportions, strict=True)
-                ]
+                filled = [self._slots_per_node(n) // self.batch_size * self.nodes for n in self.choose]
             case "stratified":
-                return [
+                portions = self._portions()
+                filled = [
                     self._slots_of_one_node(n) // portion if portion > 0 else 0
-                    for n, portion in zip(self.choose, self._portions(), strict=True)
+                    for n, portion in zip(self.choose, portions, strict=True)
                 ]
-        return [1] * len(self.choose)  # random: batches do not know streams
+            case _:  # random: batches do not know streams
+                return [1] * len(self.choose)
+        return [n if shuffled else 0 for n, shuffled in zip(filled, self._can_be_shuffled(), strict=True)]
 
     def served(self) -> list[int]:
         """Samples of each stream that are handed out, if each fills a batch.
@@ -77,6 +76,13 @@ class Epoch:
             case "stratified":
                 return [min(self.batches()) * portion for portion in self._portions()]
         return list(self.choose)
+
+    def _can_be_shuffled(self) -> list[bool]:
+        """Each canonical node needs a sample of the stream, and the stream a share of the shuffle block."""
+        if self.shuffle_block is None:
+            return [True] * len(self.choose)
+        block = self.shuffle_block if self.method == "device_per_stream" else float("inf")
+        return [n >= self.canonical and block * p >= 1 for n, p in zip(self.choose, self.proportions, strict=True)]
 
     def _slots(self, samples: int) -> int:
         """Places in an epoch: canonical nodes get equal runs, each node deals its runs out to its ranks."""

@@ -221,11 +221,15 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             raise self._failure
 
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
-        """Bring a shard here. One that cannot be fetched is given back, or other workers would wait for it for ever."""
+        """Bring a shard here.
+
+        One that cannot be fetched is marked as if it were here: workers that wait for it go on, miss the file, try it
+        themselves, and end with the same error. Left as `preparing`, it would have them wait for ever.
+        """
         try:
             super().prepare_shard(shard_id, blocking)
         except (SmaltiError, OSError):
-            self._shard_states[shard_id] = _ShardState.REMOTE
+            self._shard_states[shard_id] = _ShardState.LOCAL
             raise
 
     def on_exception(self, future: Future[None]) -> None:

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smalti.errors import CorruptError, InputError, MissingObject
+from smalti.lake import Lake
+from smalti.loader.fetch import fetch
+from smalti.loader.skips import lift, served_shards
+from smalti.objects import create_bytes, local_path
+from smalti.reasons import ALWAYS_SKIPPED, SkipReason
+from smalti.release.manifest import StreamEntry, encode_stream_index, read_stream_index
+from smalti.release.skips import SkipFile, compress, sha256
+from tests.loader.releases import Release, build, skip_share
+
+WHOLE = "alpha/00001-aaaaaaaaaaaa/512/1.000/1"
+WHOLE_FILE = "alpha/00001-aaaaaaaaaaaa/512/1.000/shard.00001.mds"
+
+
+@pytest.fixture
+def release(lake: Lake) -> Release:
+    return build(lake, skips=skip_share(0.2, shards=[WHOLE]))
+
+
+def stream_of(release: Release, name: str = "main/512/1.000") -> StreamEntry:
+    return next(stream for stream in release.manifest.streams if stream.name == name)
+
+
+def test_each_shard_serves_what_is_not_skipped(release: Release) -> None:
+    for stream in release.manifest.streams:
+        ids = [
+            [f"{shard.basename.removesuffix('.mds').replace('shard.', '')}/{index}" for index in shard.kept_indices()]
+            for shard in served_shards(release.uri, stream)
+        ]
+        expected = [
+            [f"{each.rsplit('/', 2)[0]}/{int(each.split('/')[4]):05d}/{each.split('/')[5]}" for each in shard]
+            for shard in release.shards[stream.name]
+            if shard
+        ]
+        assert ids == expected
+
+
+def test_a_shard_that_is_skipped_whole_is_not_served(release: Release) -> None:
+    names = [shard.basename for shard in served_shards(release.uri, stream_of(release))]
+    assert "alpha/00001-aaaaaaaaaaaa/512/1.000/shard.00001.mds" not in names
+    assert len(names) == 5
+
+
+def test_lifted_reasons_bring_samples_back_but_not_those_with_another_reason(release: Release) -> None:
+    stream = stream_of(release)
+    lifted = served_shards(release.uri, stream, {SkipReason.TEXT})
+    assert sum(shard.kept for shard in lifted) == stream.kept + stream.skipped[SkipReason.TEXT]
+    assert sum(s.kept for s in served_shards(release.uri, stream, set(SkipReason))) == stream.samples
+
+
+def test_only_declared_sets_are_lifted(release: Release) -> None:
+    assert lift(release.manifest, ()) == frozenset()
+    with pytest.raises(InputError, match=r"does not declare the set \(text\)\. .* these sets only: \(\)"):
+        lift(release.manifest, ("text",))
+    declaring = release.manifest.model_copy(update={"reason_sets": ((), (SkipReason.TEXT, SkipReason.NSFW))})
+    assert lift(declaring, ("nsfw", "text")) == {SkipReason.NSFW, SkipReason.TEXT}
+    with pytest.raises(InputError, match=r"\(\), \(nsfw, text\)"):
+        lift(declaring, ("text",))
+
+
+def test_a_reason_that_does_not_exist_is_refused_with_those_that_do(release: Release) -> None:
+    with pytest.raises(InputError, match=r"no skip reason 'txet'\. Use one of: optout, "):
+        lift(release.manifest, ("txet",))
+
+
+@pytest.mark.parametrize("reason", sorted(ALWAYS_SKIPPED))
+def test_some_reasons_are_never_lifted_whatever_a_manifest_declares(release: Release, reason: SkipReason) -> None:
+    declaring = release.manifest.model_copy(update={"reason_sets": ((reason,),)})
+    with pytest.raises(InputError, match=rf"skipped as {reason} are never served"):
+        lift(declaring, (str(reason),))
+
+
+def test_a_skip_file_for_other_shards_is_refused(release: Release, lake: Lake) -> None:
+    for shard, samples in (("alpha/00009-x/512/1.000/shard.00000.mds", 11), (WHOLE_FILE, 99)):
+        skips = SkipFile.of({shard: (samples, {SkipReason.TEXT: [0]})})
+        create_bytes(lake.skip_file("demo", skips.digest()), skips.encode_gzip())
+        stream = stream_of(release).model_copy(update={"skip_file": skips.digest()})
+        with pytest.raises(CorruptError, match=r"v1/streams/main/512/1\.000/index\.json\.gz: the skip file counts"):
+            served_shards(release.uri, stream)
+
+
+@pytest.mark.parametrize("field", ["samples", "bytes", "kept"])
+def test_counts_that_differ_from_the_manifests_are_refused(release: Release, field: str) -> None:
+    stream = stream_of(release)
+    stream = stream.model_copy(update={field: getattr(stream, field) + 1})
+    with pytest.raises(CorruptError, match=rf"come to \d+ {field}.*, the manifest to"):
+        served_shards(release.uri, stream)
+
+
+def test_an_index_with_other_bytes_is_refused(release: Release, lake: Lake) -> None:
+    stream = stream_of(release)
+    other = encode_stream_index(read_stream_index(release.uri, stream)[1:])
+    path = local_path(f"{lake.release('demo', 'v1')}/{stream.index}")
+    assert path is not None
+    path.unlink()
+    with pytest.raises(MissingObject, match=r"v1/streams/main/512/1\.000/index\.json\.gz"):
+        served_shards(release.uri, stream)
+    path.write_bytes(compress(other))
+    with pytest.raises(CorruptError, match=rf"v1/streams/.*sha256 {sha256(other)}, not {stream.index_sha256}"):
+        served_shards(release.uri, stream)
+
+
+def test_left_out_is_small_and_ascending(release: Release) -> None:
+    for shard in served_shards(release.uri, stream_of(release)):
+        assert shard.left_out.dtype == np.int32
+        assert list(shard.left_out) == sorted(set(shard.left_out))
+
+
+def test_only_the_right_bytes_appear_under_a_name(lake: Lake, tmp_path: Path) -> None:
+    uri, path = f"{lake.root}/object", tmp_path / "cache" / "object"
+    create_bytes(uri, b"content")
+
+    with pytest.raises(CorruptError, match=r"/object: the bytes have the sha256 .*smalti verify"):
+        fetch(uri, path, hashlib.sha256(b"other").hexdigest())
+    assert list(path.parent.iterdir()) == []
+    fetch(uri, path, hashlib.sha256(b"content").hexdigest())
+    assert [each.name for each in path.parent.iterdir()] == ["object"]
+    with pytest.raises(MissingObject):
+        fetch(uri + "2", path, "")
