@@ -124,3 +124,9 @@ def test_a_uri_takes_names_from_the_environment(tmp_path: Path, monkeypatch: pyt
 def test_the_files_of_this_repository_are_valid() -> None:
     assert "demo" in [source.name for source in config.load_sources()]
     assert "demo" in [dataset.name for dataset in config.load_datasets()]
+
+
+def test_labels_and_expected_reasons_are_checked_when_the_file_is_read(tmp_path: Path) -> None:
+    base = "sources: [{name: cats}]\n"
+    assert "`visual` is what a release is made of" in mistake(tmp_path, base + "drops: {labels: [visual]}\n", Dataset)
+    assert "expected.ugly" in mistake(tmp_path, base + "expected: {ugly: {high: 1}}\n", Dataset)

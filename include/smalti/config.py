@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from smalti.errors import InputError
-from smalti.reasons import Label
+from smalti.reasons import Label, SkipReason
 
 NAME = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
 TIERS = (512, 1024, 2048, 4096)
@@ -113,6 +113,13 @@ class Drops(Strict):
     min_tier: Literal[512, 1024, 2048, 4096] = 512
     denylist: tuple[str, ...] = Field((), description="URIs of text files, one sample id a line")
 
+    @field_validator("labels")
+    @classmethod
+    def _something_is_left(cls, labels: tuple[Label, ...]) -> tuple[Label, ...]:
+        if Label.VISUAL in labels:
+            raise ValueError("`visual` is what a release is made of: drop text, nsfw or neither")
+        return labels
+
 
 class Band(Strict):
     """Expected share of samples, in percent; a release outside it warns."""
@@ -130,8 +137,8 @@ class Dataset(Strict):
     groups: dict[str, float] = Field({"main": 1.0}, description="mix group -> proportion")
     drops: Drops = Drops()
     captions: dict[str, float] = Field({"caption": 1.0}, description="caption column -> weight")
-    expected: dict[str, Band] = Field(
-        {"duplicate": Band(high=10), "text": Band(high=10), "nsfw": Band(high=1)},
+    expected: dict[SkipReason, Band] = Field(
+        {SkipReason.DUPLICATE: Band(high=10), SkipReason.TEXT: Band(high=10), SkipReason.NSFW: Band(high=1)},
         description="skip reason -> expected share in percent; a release outside warns",
     )
     publish: Literal["streams", "tree"] = "streams"

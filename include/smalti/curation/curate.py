@@ -18,7 +18,6 @@ from smalti.config import Band, Drops
 from smalti.curation.dedup import ASPECT_TOLERANCE, Copy, find_duplicates, spread
 from smalti.curation.load import load_denylists, load_samples, parts_of
 from smalti.curation.record import CuratedPart, Curation, ShardDecisions, write_curation
-from smalti.errors import InputError
 from smalti.images.fingerprint import Fingerprint
 from smalti.lake import Lake
 from smalti.reasons import Label, SkipReason
@@ -161,15 +160,7 @@ def decide(frame: Any, drops: Drops, denied: frozenset[str], priorities: Mapping
 
 
 def declared_reasons(drops: Drops) -> tuple[SkipReason, ...]:
-    """What these settings can skip for, in the order of precedence.
-
-    Raises:
-        InputError: `visual` is to be dropped.
-    """
-    if Label.VISUAL in drops.labels:
-        raise InputError(
-            "`visual` cannot be dropped: it is what a release is made of", "drops.labels", "Use text, nsfw"
-        )
+    """What these settings can skip for, in the order of precedence."""
     always = {
         SkipReason.OPTOUT,
         SkipReason.SUPERSEDED,
@@ -187,19 +178,11 @@ def declared_reasons(drops: Drops) -> tuple[SkipReason, ...]:
     return tuple(reason for reason in SkipReason if reason in always | chosen)
 
 
-def outside_bands(samples: int, skipped: Mapping[SkipReason, int], expected: Mapping[str, Band]) -> list[str]:
-    """One line for each reason whose share of the samples is outside what the dataset file expects.
-
-    Raises:
-        InputError: no such reason.
-    """
-    unknown = sorted(set(expected) - set(SkipReason))
-    if unknown:
-        raise InputError(f"there is no skip reason {unknown[0]!r}", "expected", f"Use {', '.join(SkipReason)}")
-    counts = {str(reason): count for reason, count in skipped.items()}
+def outside_bands(samples: int, skipped: Mapping[SkipReason, int], expected: Mapping[SkipReason, Band]) -> list[str]:
+    """One line for each reason whose share of the samples is outside what the dataset file expects."""
     warnings = []
     for reason, band in sorted(expected.items()):
-        count = counts.get(reason, 0)
+        count = skipped.get(reason, 0)
         share = 100 * count / samples if samples else 0.0
         if not band.low <= share <= band.high:
             warnings.append(
