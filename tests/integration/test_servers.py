@@ -144,12 +144,16 @@ def test_what_came_up_half_is_ended_too(tmp_path: Path) -> None:
     time.sleep(1)
     assert stop_servers(tmp_path) >= 2
     assert family([ray.process, airflow.process]) == {}
+    assert not Path(ray.temp).exists()
 
 
 def test_a_server_that_cannot_start_leaves_nothing_and_says_why(tmp_path: Path) -> None:
     broken = {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "sqlite:///relative.db"}
     said: list[str] = []
-    with pytest.raises(ServerError) as caught:
-        start_servers(tmp_path, broken, say=said.append)
-    assert "airflow.log" in str(caught.value)
-    assert find_servers(tmp_path) is None
+    try:
+        with pytest.raises(ServerError) as caught:
+            start_servers(tmp_path, broken, say=said.append)
+        assert "airflow.log" in str(caught.value)
+        assert find_servers(tmp_path) is None
+    finally:
+        stop_servers(tmp_path)
