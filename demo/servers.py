@@ -30,8 +30,8 @@ from demo.processes import Process, Say, ServerError, Waiting, end, free_ports, 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent  # of the virtualenv: `ray` and `airflow` of the very environment that runs this
 
-RAY_SECONDS = 300.0  # 15 to 25 s on two idle cores
-AIRFLOW_SECONDS = 420.0  # 35 to 50 s beside Ray on two idle cores
+RAY_SECONDS = 300.0  # about 20 s on two idle cores; 22 s of CPU
+AIRFLOW_SECONDS = 420.0  # about 33 s alone on two idle cores; 47 s of CPU
 OBJECT_STORE_BYTES = 400_000_000
 USER = "admin"
 RAY_CONNECTION = "smalti_ray"
