@@ -276,7 +276,7 @@ def test_a_release_on_gcs_is_fetched_into_local(gcs_lake: Lake, tmp_path: Path, 
 
     assert sorted(served) == sorted(release.all_kept)
     fetched = {f"/parts/{p.relative_to(local / 'parts')}" for p in local.rglob("*") if p.is_file()}
-    assert {name: snapshot(gcs_lake.root)[name] for name in fetched}.keys() == fetched
+    assert fetched <= snapshot(gcs_lake.root).keys()
     assert "/parts/alpha/00001-aaaaaaaaaaaa/512/1.000/shard.00001.mds" not in fetched
 
 
