@@ -165,7 +165,7 @@ def _refuse_twins(ids: pa.ChunkedArray, source: str) -> None:
         first = min(twin["values"] for twin in twins.to_pylist())
         raise InputError(
             f"{len(twins)} sample ids stand more than once in the batch, among them {first!r}",
-            f"tables/{source}.lance",
+            f"source {source}",
             "Find out which ingest wrote a key twice, and ingest the batch again under another name",
         )
 
