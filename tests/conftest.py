@@ -57,3 +57,11 @@ def any_lake(request: pytest.FixtureRequest) -> Lake:
 def snapshot(root: str) -> dict[str, str]:
     """Every committed object below a root: name -> sha256. Two equal snapshots hold the same bytes."""
     return {o.uri.removeprefix(root): hashlib.sha256(read_bytes(o.uri)).hexdigest() for o in list_objects(root)}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With SMALTI_DEMAND (CI sets it) a skipped test is a failure: everything that tests need was to be installed."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("SMALTI_DEMAND") and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
