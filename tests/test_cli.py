@@ -1,0 +1,211 @@
+"""The command line: what a person sees, what a program reads, and one line with exit code 2 for a mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from smalti import cli
+
+Run = Callable[..., tuple[int, str, str]]
+
+RATIOS = [
+    "0.500",
+    "0.571",
+    "0.600",
+    "0.684",
+    "0.778",
+    "0.882",
+    "1.000",
+    "1.133",
+    "1.286",
+    "1.462",
+    "1.667",
+    "1.750",
+    "2.000",
+]
+SOURCE = "format: files\nuri: {uri}\ntable: captions.csv\ncolumns: {{ key: file, caption: caption }}\n"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Call the command line as a shell does: exit code, output, errors."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["smalti", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as done:
+            code = int(done.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A source `cats` with three pictures and a dataset of it; SMALTI_LAKE names a lake beside it."""
+    for folder in ("sources", "datasets", "engines"):
+        (tmp_path / "config" / folder).mkdir(parents=True)
+    engines = Path(__file__).resolve().parents[1] / "include/engines"
+    for path in engines.glob("*.yaml"):
+        (tmp_path / "config/engines" / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "config/sources/cats.yaml").write_text(SOURCE.format(uri=(tmp_path / "cats").as_uri()))
+    (tmp_path / "config/datasets/pets.yaml").write_text("sources: [{ name: cats }]\n")
+    (tmp_path / "cats").mkdir()
+    chance = np.random.default_rng(0)
+    for name in "abc":
+        cells = Image.fromarray(chance.integers(0, 255, (6, 8, 3), np.uint8))
+        cells.resize((640, 480), Image.Resampling.BICUBIC).save(tmp_path / "cats" / f"{name}.jpg")
+    table(tmp_path, *(f"{name}.jpg,A cat." for name in "abc"))
+    monkeypatch.setenv("SMALTI_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("SMALTI_LAKE", str(tmp_path / "lake"))
+    return tmp_path
+
+
+def table(place: Path, *lines: str, header: str = "file,caption") -> None:
+    (place / "cats" / "captions.csv").write_text("\n".join((header, *lines)) + "\n")
+
+
+def lake_objects(place: Path) -> list[str]:
+    return sorted(str(p.relative_to(place)) for p in (place / "lake").rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize("tier", [512, 1024, 2048, 4096])
+def test_buckets_prints_the_thirteen_shapes(run: Run, tier: int) -> None:
+    code, out, _ = run("buckets", "--tier", str(tier))
+    rows = [line.split() for line in out.splitlines()[1:]]
+    assert code == 0
+    assert [row[1] for row in rows] == RATIOS
+    if tier == 512:
+        shapes = (
+            "352x704 384x672 384x640 416x608 448x576 480x544 512x512 544x480 576x448 608x416 640x384 672x384 704x352"
+        )
+        assert [f"{row[2]}x{row[3]}" for row in rows] == shapes.split()
+    assert all(int(row[2]) % (tier // 16) == int(row[3]) % (tier // 16) == 0 for row in rows)
+
+
+def test_buckets_as_json_are_52(run: Run) -> None:
+    assert len(json.loads(run("buckets", "--json")[1])) == 52
+
+
+def test_a_source_runs_stage_by_stage_and_says_what_it_holds(run: Run, cats: Path) -> None:
+    code, out, _ = run("source", "run", "cats", "--batch", "b", "--until", "ingest", "--json")
+    assert code == 0
+    assert [report["stage"] for report in json.loads(out)] == ["stage", "ingest"]
+    code, out, _ = run(
+        "source", "run", "cats", "--batch", "b", "--from", "fingerprint", "--until", "fingerprint", "--json"
+    )
+    assert (code, json.loads(out)["rows_out"]) == (0, 3)
+    code, out, _ = run("source", "report", "cats", "--json")
+    assert code == 0
+    assert "b" in out
+    assert run("lake", "ls")[0] == 0
+
+
+def test_the_whole_line_without_airflow(run: Run, cats: Path) -> None:
+    assert run("lake", "init")[0] == 0
+    assert run("source", "run", "cats", "--batch", "b")[0] == 0
+    code, out, _ = run("release", "build", "pets", "--json")
+    assert code == 0
+    manifest = json.loads(out)[1]["manifest"]
+    code, out, _ = run("release", "summary", manifest, "--json")
+    assert (code, json.loads(out)["kept"]) == (0, 3)
+    code, out, _ = run("release", "publish", manifest)
+    assert code == 0, out
+    assert "LATEST" in out
+    code, out, _ = run("pull", manifest, str(cats / "pulled"), "--json")
+    assert code == 0
+    assert next((cats / "pulled").rglob("*.mds"))
+    shard = next((cats / "lake/parts").rglob("*.mds"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    os.chmod(shard, 0o644)
+    shard.write_bytes(data)
+    code, _, err = run("verify", manifest)
+    assert code == 1
+    assert shard.name in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("source", "run", "dogs"), "there is no source 'dogs'. Use one of: cats"),
+        (("source", "run", "cats", "--from", "bake"), "there is no stage 'bake'"),
+        (("source", "run", "cats", "--from", "shard", "--until", "stage"), "shard comes after stage"),
+        (("release", "build", "birds"), "there is no dataset 'birds'"),
+        (("release", "build", "pets"), "no part is there"),
+        (("buckets", "--tier", "500"), "there is no tier '500'. Use 512, 1024, 2048, 4096"),
+        (("verify", "/nowhere/manifest.json"), "/nowhere/manifest.json: there is no such object"),
+        (("lake", "ls", "--lake", "s3://x/y"), "s3://x/y: this is not a URI that smalti can read"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(run: Run, cats: Path, arguments: tuple[str, ...], says: str) -> None:
+    code, _, err = run(*arguments)
+    lines = [line for line in err.splitlines() if line.startswith("smalti: ")]
+    assert code == 2
+    assert len(lines) == 1
+    assert says in lines[0]
+
+
+def test_a_source_that_is_not_there_or_empty_is_named_and_nothing_is_written(run: Run, cats: Path) -> None:
+    (cats / "cats").rename(cats / "gone")
+    code, _, err = run("source", "run", "cats", "--batch", "b")
+    assert code == 2
+    assert "cats" in err.splitlines()[-1]
+    (cats / "cats").mkdir()
+    code, _, err = run("source", "run", "cats", "--batch", "b")
+    assert code == 2
+    assert "cats" in err.splitlines()[-1]
+    assert lake_objects(cats) == []
+
+
+@pytest.mark.parametrize(
+    ("header", "lines", "says"),
+    [
+        ("file,caption", ("a.jpg,x", "a.jpg,y"), "a.jpg"),
+        ("file,caption,mood", ("a.jpg,x,good",), "mood"),
+        ("name,caption", ("a.jpg,x",), "file"),
+    ],
+)
+def test_a_table_that_cannot_be_right_stops_the_batch_before_a_row_is_in(
+    run: Run, cats: Path, header: str, lines: tuple[str, ...], says: str
+) -> None:
+    table(cats, *lines, header=header)
+    code, _, err = run("source", "run", "cats", "--batch", "b")
+    assert code == 2
+    assert says in err.splitlines()[-1]
+    assert "captions.csv" in err.splitlines()[-1]
+    assert [name for name in lake_objects(cats) if not name.startswith("lake/staging")] == []
+
+
+def test_an_object_that_cannot_be_read_is_rejected_and_the_others_go_on(run: Run, cats: Path) -> None:
+    (cats / "cats/b.jpg").write_bytes(b"<html>404</html>")
+    code, out, _ = run("source", "run", "cats", "--batch", "b", "--until", "ingest", "--json")
+    assert code == 0
+    assert json.loads(out)[1]["dropped"] == {"not_an_image": 1}
+
+
+def test_a_lake_that_cannot_be_written_is_one_line(run: Run, cats: Path) -> None:
+    (cats / "lake").write_text("a file")
+    code, _, err = run("source", "run", "cats", "--batch", "b")
+    assert code == 1
+    assert str(cats / "lake") in err.splitlines()[-1]
+    code, _, err = run("lake", "init")
+    assert code == 1
+
+
+def test_no_lake_is_named(run: Run, cats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SMALTI_LAKE")
+    code, _, err = run("lake", "ls")
+    assert code == 2
+    assert "SMALTI_LAKE: no lake is named" in err
