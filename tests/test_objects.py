@@ -65,6 +65,28 @@ def test_a_swap_with_an_old_generation_changes_nothing(any_lake: Lake) -> None:
     assert objects.read_bytes(uri) == b"2"
 
 
+def test_an_object_that_is_replaced_while_it_is_read_is_read_again(
+    gcs_lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = join_uri(gcs_lake.root, "LATEST")
+    objects.swap_bytes(uri, b"old", None)
+    store = objects._GCS
+    real = store.stat
+    swapped: list[bool] = []
+
+    def stat_then_swapped(uri: str) -> objects.ObjectInfo | None:
+        info = real(uri)
+        if not swapped and info is not None:
+            swapped.append(objects.swap_bytes(uri, b"new", info.generation))
+        return info
+
+    monkeypatch.setattr(store, "stat", stat_then_swapped)
+    found = objects.read_versioned(uri)
+    assert swapped == [True]
+    assert found is not None
+    assert found[0] == b"new"
+
+
 def test_listing_is_sorted_and_deep_and_names_are_one_level(any_lake: Lake) -> None:
     for name in ("b/2", "b/1", "a", "b/c/3"):
         objects.create_bytes(join_uri(any_lake.root, name), name.encode())

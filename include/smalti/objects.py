@@ -301,11 +301,16 @@ class _Gcs:
         return cast(IO[bytes], blob.open("rb", chunk_size=1 << 22))
 
     def read_versioned(self, uri: str) -> tuple[bytes, str] | None:
-        info = self.stat(uri)
-        if info is None:
-            return None
-        with _lake_errors(uri):
-            return bytes(self._blob(uri).download_as_bytes(if_generation_match=int(info.generation))), info.generation
+        from google.api_core.exceptions import PreconditionFailed
+
+        while (info := self.stat(uri)) is not None:
+            try:
+                with _lake_errors(uri):
+                    data = self._blob(uri).download_as_bytes(if_generation_match=int(info.generation))
+            except (PreconditionFailed, MissingObject):
+                continue  # replaced or removed between the two requests: look again
+            return bytes(data), info.generation
+        return None
 
     def stat(self, uri: str) -> ObjectInfo | None:
         bucket, _, name = uri[len("gs://") :].partition("/")

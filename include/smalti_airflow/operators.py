@@ -259,14 +259,15 @@ class RayStage(BaseOperator):
                 self.log.warning("%s could not be stopped: %s", submission, error)
 
     def _keep_log(self, jobs: RayJobs, spec: JobSpec, claimed: Claimed, outcome: Outcome) -> str:
-        """Copy the job's log to the lake, for a post-mortem; what Ray said of it where there is no log."""
+        """Copy the job's log to the lake, for a post-mortem. Where Ray has none, its place stays free for who comes later."""
+        if outcome.state == "GONE":
+            return "none, Ray has lost it"
         try:
-            text = None if outcome.state == "GONE" else jobs.logs(claimed.submission)
+            text = jobs.logs(claimed.submission)
+            return "none, Ray gave none" if text is None else keep_driver_log(spec, claimed.number, text)
         except RayJobsError as error:
             self.log.warning("the job's log was not had: %s", error)
-            text = None
-        try:
-            return keep_driver_log(spec, claimed.number, text or f"(Ray gave no log) {outcome.message}\n")
+            return "none, Ray gave none"
         except SmaltiError as error:
             self.log.warning("the job's log was not kept: %s", error)
             return "not kept"

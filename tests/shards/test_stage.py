@@ -19,6 +19,7 @@ from smalti.shards import mds
 from smalti.shards.part import committed_parts, read_part
 from smalti.shards.samples import decode_samples
 from smalti.shards.stage import ShardReport, shard
+from smalti.sources.inventory import OBJECTS, Inventory
 from smalti.table.store import open_table
 from tests.support.pictures import Row, picture, source_run, stored, write_table
 
@@ -198,9 +199,20 @@ def test_parts_are_numbered_and_a_later_setting_makes_a_later_part(lake: Lake, r
     other = source_run(quality=80)
     names = [shard(lake, each).part for each in (run, later, other)]
     assert [str(name)[:6] for name in names] == ["00001-", "00002-", "00003-"]
-    assert [part.batch for part in committed_parts(lake, "demo")] == ["b1", "b2", "b1"]
+    assert [part.batch for part in committed_parts(lake, "demo")] == ["b1", "b1", "b2"], "by delivery, not by writing"
     again = shard(lake, run)  # the newest part of the batch is `other`'s: an older one does not count as done
     assert str(again.part).startswith("00004-")
+
+
+def test_a_batch_that_is_sharded_late_keeps_its_place_among_the_deliveries(lake: Lake, run: SourceRun) -> None:
+    """The names say nothing: batch `a` was delivered after batch `b`, and is sharded before it."""
+    for batch, earlier in (("b", ()), ("a", ("b",))):
+        uri = lake.inventory("demo", batch)
+        objects.create_bytes(uri, Inventory(OBJECTS.empty_table(), "file:///x", None, "", None, 0, earlier).encoded())
+        write_table(lake, run.model_copy(update={"batch": batch}), [Row("same.jpg", stored(picture(ord(batch))))])
+    for batch in ("a", "b"):
+        shard(lake, run.model_copy(update={"batch": batch}))
+    assert [(part.batch, part.sequence) for part in committed_parts(lake, "demo")] == [("b", 2), ("a", 1)]
 
 
 def test_a_batch_with_nothing_to_serve_makes_no_part(lake: Lake, run: SourceRun) -> None:

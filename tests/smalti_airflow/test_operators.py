@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 from smalti.jobs.spec import read_spec
 from smalti.lake import Lake
-from smalti.objects import list_names, read_bytes
+from smalti.objects import exists, list_names, read_bytes
 from smalti_airflow import operators, waiting
 from smalti_airflow.operators import RayJobLink, RayStage
 from smalti_airflow.submissions import claim
@@ -408,7 +408,7 @@ def test_an_unreachable_head_fails_the_try_and_leaves_the_job(ray: FakeRay) -> N
 def test_a_log_that_cannot_be_had_does_not_change_the_outcome(ray: FakeRay, lake: Lake) -> None:
     ray.fail("LOGS", *["500"] * 10)
     assert run()["stage"] == "ingest"
-    assert b"Ray gave no log" in read_bytes(lake.run_object("source_quick", "manual__1", "ingest", "driver.log"))
+    assert not exists(lake.run_object("source_quick", "manual__1", "ingest", "driver.log")), "free for a later try"
 
 
 # Time

@@ -183,6 +183,29 @@ def test_one_object_that_may_not_be_read_is_rejected_and_named(
     )
 
 
+def test_an_object_that_may_be_read_at_last_comes_with_the_next_batch(
+    lake: Lake, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as refusing:
+        refuse(refusing, lambda uri: uri.endswith("p1.jpg"))
+        run_batch(lake, made)
+    assert run_batch(lake, made, "b2").rows_out == 1
+    assert "p1.jpg" in {row["id"].rsplit("/", 1)[-1] for row in rows_of(lake, "made")}
+
+
+def test_bytes_that_come_back_are_taken_also_after_a_compaction(
+    lake: Lake, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A, then B, then A again under one key: a compaction moves A's old row behind B's, and A is new all the same."""
+    first = objects.read_bytes(f"{made.root}/images/p0.jpg")
+    run_batch(lake, made, "b1")
+    made.put("images/p0.jpg", picture(99))
+    assert run_batch(lake, made, "b2").rows_out == 1
+    lance.dataset(lake.table("made")).optimize.compact_files()
+    made.put("images/p0.jpg", first)
+    assert run_batch(lake, made, "b3").rows_out == 1
+
+
 def test_if_no_object_may_be_read_the_batch_fails_in_one_line(
     lake: Lake, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:

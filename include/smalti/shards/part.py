@@ -45,7 +45,8 @@ class Part(Strict):
     source: str
     name: str
     batch: str
-    sequence: int = Field(ge=1, description="later parts of a source supersede earlier ones")
+    sequence: int = Field(ge=1, description="counts the parts of a source as they were written")
+    delivery: int = Field(0, ge=0, description="batches that were ingested before this one was staged")
     digest: str = Field(description="of the plan: rows and settings")
     encoding: Encoding
     columns: dict[str, str] = Field(description="MDS column -> encoding")
@@ -83,7 +84,11 @@ def read_part(lake: Lake, source: str, name: str) -> Part:
 
 
 def committed_parts(lake: Lake, source: str) -> list[Part]:
-    """Every committed part of a source, the oldest first; what a killed writer left is not among them."""
+    """Every committed part of a source, the oldest delivery first; what a killed writer left is not among them.
+
+    A later one supersedes the samples of an earlier one. It is the delivery that decides, not when it was sharded: a batch whose
+    shard stage is repeated after that of a newer batch brings no old picture back.
+    """
     parts = []
     for name in objects.list_names(lake.parts(source)):
         if _PART.fullmatch(name):
@@ -91,7 +96,7 @@ def committed_parts(lake: Lake, source: str) -> list[Part]:
                 parts.append(read_part(lake, source, name))
             except MissingObject:
                 continue
-    return sorted(parts, key=lambda part: (part.sequence, part.name))
+    return sorted(parts, key=lambda part: (part.delivery, part.batch, part.sequence, part.name))
 
 
 def read_samples_bytes(lake: Lake, part: Part) -> bytes:

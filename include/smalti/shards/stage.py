@@ -33,6 +33,7 @@ from smalti.shards.part import FailedRow, Part, PartBucket, committed_parts, rea
 from smalti.shards.plan import COLUMNS, ROW, PartPlan, PlanSettings, plan_part
 from smalti.shards.samples import SCHEMA, encode_samples
 from smalti.shards.write import ShardFacts, ShardTask, TaskRow, encoders, mds_columns, write_shard
+from smalti.sources.inventory import read_inventory
 from smalti.table.schema import caption_columns, label_columns
 from smalti.table.store import lance_errors, open_table, sql_text
 
@@ -92,6 +93,13 @@ def shard(lake: Lake, run: SourceRun) -> ShardReport:
         return _report(lake, of_batch[-1], started)
     sequence = 1 + max((part.sequence for part in parts), default=0)
     return _write(lake, run, batch, plan, sequence, started)
+
+
+def _delivery(lake: Lake, run: SourceRun) -> int:
+    """The place of the batch among the deliveries of its source, pinned when it was staged."""
+    if not objects.exists(lake.inventory(run.source.name, run.batch)):
+        return 0  # a table that was not filled by ingest
+    return len(read_inventory(lake, run.source.name, run.batch).earlier)
 
 
 def part_name(sequence: int, digest: str, versions: dict[str, str]) -> str:
@@ -173,6 +181,7 @@ def _write(lake: Lake, run: SourceRun, batch: Batch, plan: PartPlan, sequence: i
         name=name,
         batch=run.batch,
         sequence=sequence,
+        delivery=_delivery(lake, run),
         digest=plan.digest,
         encoding=run.source.encoding,
         columns=mds_columns(run.source.encoding),

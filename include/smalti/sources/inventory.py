@@ -45,6 +45,10 @@ class StageReport(Report):
     bytes: int = Field(ge=0)
 
 
+_LOOKED_AT_AGAIN = pa.array([RejectReason.NO_TABLE_ROW.value, RejectReason.UNREADABLE_OBJECT.value])
+"""Rejects whose cause goes away without the object changing: a row is added to the table, a right is granted."""
+
+
 @dataclass(frozen=True)
 class Inventory:
     """What one batch takes notice of.
@@ -252,7 +256,7 @@ def _not_seen(lake: Lake, source: str, earlier: tuple[str, ...], pictures: pa.Ta
         used = inventory.pictures()
         rejects = read_rejects(lake, source, batch)
         if rejects is not None:
-            waiting = rejects.filter(pc.equal(rejects["reason"], RejectReason.NO_TABLE_ROW.value))
+            waiting = rejects.filter(pc.is_in(rejects["reason"], value_set=_LOOKED_AT_AGAIN))
             used = used.join(waiting.select(["uri"]), "uri", join_type="left anti")
         pictures = pictures.join(used.select(["uri", "generation"]), ["uri", "generation"], join_type="left anti")
     return pictures.sort_by("uri").select(OBJECTS.names)

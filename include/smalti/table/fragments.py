@@ -169,15 +169,21 @@ def _table_row(task: FragmentTask, row: SourceRow, picture: dict[str, Any]) -> d
 
 
 def _new_rows(task: FragmentTask, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the rows whose id the table holds with the same bytes; of several rows of an id the last counts."""
+    """Without the rows whose id the table holds with these bytes and no others.
+
+    An id that the table holds with several bytes is taken again: which of them came last does not show in the table (a
+    compaction moves old rows behind newer ones), and an unneeded row does no harm where a missing one would.
+    """
     if task.version is None:
         return rows
     with store.lance_errors(task.table):
         table = store.open_table(task.table, task.version)
         ids = store.sql_texts([row["id"] for row in rows])
-        held = table.scanner(columns=["id", "sha256"], filter=f"id IN ({ids})", with_row_id=True).to_table()
-    latest = {row["id"]: row["sha256"] for row in held.sort_by("_rowid").to_pylist()}
-    return [row for row in rows if latest.get(row["id"]) != row["sha256"]]
+        held = table.scanner(columns=["id", "sha256"], filter=f"id IN ({ids})").to_table()
+    known: dict[str, set[str]] = {}
+    for each in held.to_pylist():
+        known.setdefault(each["id"], set()).add(each["sha256"])
+    return [row for row in rows if known.get(row["id"]) != {row["sha256"]}]
 
 
 def _record_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
