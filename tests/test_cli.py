@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -40,11 +41,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["smalti", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as done:
-            code = int(done.code or 0)
+        code = cli.run()
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
@@ -142,6 +139,8 @@ def test_the_whole_line_without_airflow(run: Run, cats: Path) -> None:
         (("source", "run", "dogs"), "there is no source 'dogs'. Use one of: cats"),
         (("source", "run", "cats", "--from", "bake"), "there is no stage 'bake'"),
         (("source", "run", "cats", "--from", "shard", "--until", "stage"), "shard comes after stage"),
+        (("source", "run", "cats", "--batch", "a/b"), "--batch: 'a/b' cannot be a batch"),
+        (("release", "build", "pets", "--version", "a b"), "--version: 'a b' cannot be a version"),
         (("release", "build", "birds"), "there is no dataset 'birds'"),
         (("release", "build", "pets"), "no part is there"),
         (("buckets", "--tier", "500"), "there is no tier '500'. Use 512, 1024, 2048, 4096"),
@@ -186,6 +185,42 @@ def test_a_table_that_cannot_be_right_stops_the_batch_before_a_row_is_in(
     assert says in err.splitlines()[-1]
     assert "captions.csv" in err.splitlines()[-1]
     assert [name for name in lake_objects(cats) if not name.startswith("lake/staging")] == []
+
+
+def test_json_lines_end_at_line_feeds_only_and_hold_text(run: Run, cats: Path) -> None:
+    source = cats / "config/sources/cats.yaml"
+    source.write_text(source.read_text().replace("captions.csv", "captions.jsonl"))
+    lines = [json.dumps({"file": f"{name}.jpg", "caption": "one\u2028two"}, ensure_ascii=False) for name in "abc"]
+    (cats / "cats/captions.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (cats / "cats/captions.csv").unlink()
+    code, out, _ = run("source", "run", "cats", "--batch", "b", "--until", "ingest", "--json")
+    assert (code, json.loads(out)[1]["rows_out"]) == (0, 3)
+    (cats / "cats/captions.jsonl").write_text('{"file": "a.jpg", "caption": "x\\ud800"}')
+    code, _, err = run("source", "run", "cats", "--batch", "c", "--until", "ingest")
+    assert code == 2
+    assert "'caption' holds what is not text" in err.splitlines()[-1]
+
+
+def test_a_denylist_is_of_ids_and_says_which_it_does_not_know(run: Run, cats: Path) -> None:
+    never = cats / "never.txt"
+    dataset = cats / "config/datasets/pets.yaml"
+    dataset.write_text(f"sources: [{{ name: cats }}]\ndrops: {{ denylist: ['{never.as_uri()}'] }}\n")
+    assert run("source", "run", "cats", "--batch", "b")[0] == 0
+    never.write_text("a.jpg\n")
+    code, _, err = run("release", "build", "pets")
+    assert code == 2
+    assert "'a.jpg' is not a sample id" in err.splitlines()[-1]
+    never.write_text("cats/a.jpg\ncats/zzz\n")
+    code, out, _ = run("release", "build", "pets", "--json")
+    assert (code, json.loads(out)[0]["dropped"]) == (0, {"denylist": 1})
+    assert "1 ids are of no sample in these parts, the first is 'cats/zzz'" in json.loads(out)[0]["warnings"][0]
+
+
+def test_a_mistake_is_told_by_the_exit_code_of_the_process(cats: Path) -> None:
+    """As a shell sees it: nothing that still runs in the background may turn 2 into an abort."""
+    table(cats, "a.jpg,x", "a.jpg,y")
+    command = [sys.executable, "-m", "smalti.cli", "source", "run", "cats", "--batch", "b"]
+    assert [subprocess.run(command, capture_output=True, check=False).returncode for _ in range(3)] == [2, 2, 2]
 
 
 def test_an_object_that_cannot_be_read_is_rejected_and_the_others_go_on(run: Run, cats: Path) -> None:

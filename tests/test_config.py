@@ -130,3 +130,16 @@ def test_labels_and_expected_reasons_are_checked_when_the_file_is_read(tmp_path:
     base = "sources: [{name: cats}]\n"
     assert "`visual` is what a release is made of" in mistake(tmp_path, base + "drops: {labels: [visual]}\n", Dataset)
     assert "expected.ugly" in mistake(tmp_path, base + "expected: {ugly: {high: 1}}\n", Dataset)
+
+
+def test_a_day_may_be_written_without_quotes_and_must_exist(tmp_path: Path) -> None:
+    assert load_file(write(tmp_path, GOOD + "start: 2026-11-01\n"), Source).start == "2026-11-01"
+    assert "start is wrong" in mistake(tmp_path, GOOD + "start: 2026-13-45\n")
+
+
+def test_what_names_nothing_is_refused(tmp_path: Path) -> None:
+    base = "sources: [{name: cats}]\n"
+    assert "no source is in it" in mistake(tmp_path, base + "groups: {main: 1, other: 2}\n", Dataset)
+    assert "`caption` is the one column" in mistake(tmp_path, base + "captions: {nope: 1}\n", Dataset)
+    assert "groups.main is wrong" in mistake(tmp_path, base + "groups: {main: .nan}\n", Dataset)
+    assert "the name of a field is a text" in mistake(tmp_path, "? [a, b]\n: c\n")

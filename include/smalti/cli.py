@@ -1,7 +1,8 @@
 """The command line: the functions that the DAGs' tasks call, without Airflow.
 
-Every command takes --lake (default: $SMALTI_LAKE) and --json. A mistake of the caller's is one line and exit code 2; a
-fault of the data or the store is one line and exit code 1.
+Every command takes --json; those that name no manifest take --lake (default: $SMALTI_LAKE). SMALTI_CONFIG names the folder
+with sources/, datasets/ and engines/ (default: include/ of the checkout). A mistake of the caller's is one line and exit
+code 2; a fault of the data or the store is one line and exit code 1.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import typer
 
 from smalti.accounting import Report
 from smalti.errors import InputError, MissingObject, SmaltiError
+from smalti.jobs.leaving import leave
 from smalti.lake import Lake
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -108,7 +110,10 @@ def release_summary(manifest: str, as_json: Json = False) -> None:
 
 @app.command()
 def verify(manifest: str, as_json: Json = False) -> None:
-    """Check every hash and count of a release and read it back through the loader; exit code 1 on any fault."""
+    """Check every hash and count of a release and read it back through the loader; exit code 1 on any fault.
+
+    Covers manifest, streams, skip files, the parts' indices, samples.parquet, shards, and the tree where there is one.
+    """
     place, settings = _release_at(manifest)
     _show([_run("verify", place, settings)], as_json)
 
@@ -119,13 +124,14 @@ def pull(
     directory: Path,
     tiers: Annotated[str, typer.Option(help="for instance 512,1024; default: all")] = "",
     materialize: Annotated[bool, typer.Option(help="write bucket trees without the skipped samples instead")] = False,
+    recheck: Annotated[bool, typer.Option(help="hash what is here again, whatever its size and time say")] = False,
     as_json: Json = False,
 ) -> None:
     """Copy the release at MANIFEST into DIRECTORY: only what is missing there, every byte checked."""
     from smalti.release.pull import pull as pull_release
 
     chosen = tuple(_tier(text) for text in tiers.split(",")) if tiers else None
-    _show([pull_release(_uri(manifest), directory, tiers=chosen, materialize=materialize)], as_json)
+    _show([pull_release(_uri(manifest), directory, tiers=chosen, materialize=materialize, recheck=recheck)], as_json)
 
 
 @app.command()
@@ -166,17 +172,25 @@ def lake_ls(lake: LakeUri = "", as_json: Json = False) -> None:
 
 
 def main() -> None:
-    """Entry point: one line and an exit code for every foreseen error."""
+    """Entry point."""
+    leave(run())
+
+
+def run() -> int:
+    """One line and an exit code for every foreseen error."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     log.setLevel(logging.INFO)
     try:
         app()
+    except SystemExit as done:  # typer's way to end
+        return int(done.code or 0)
     except SmaltiError as error:
         print(f"smalti: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, InputError | MissingObject) else 1)
+        return 2 if isinstance(error, InputError | MissingObject) else 1
     except BrokenPipeError:  # | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        return 1
+    return 0
 
 
 def _lake(uri: str) -> Lake:

@@ -5,6 +5,7 @@ Every mistake becomes one InputError line: file, line, field, what is wrong, wha
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import os
 import re
@@ -26,7 +27,7 @@ Name = Annotated[str, Field(pattern=NAME, description="lower-case letters, digit
 class Strict(BaseModel):
     """Immutable, and a field nobody knows is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class Columns(Strict):
@@ -66,7 +67,7 @@ class Source(Strict):
     name: Name
     description: str = ""
     format: Literal["files", "parquet"]
-    uri: str = Field(description="file:// or gs://; ${NAME} is taken from the environment when a run starts")
+    uri: str = Field(description="file://, gs:// or a path; ${NAME} is taken from the environment when a run starts")
     table: str | None = Field(None, description="format files: the parquet, csv or jsonl table, below uri")
     images: str = Field("", description="format files: the folder with the images, below uri")
     columns: Columns
@@ -79,6 +80,13 @@ class Source(Strict):
     classifier: Name = "rules-minilm"
     encoding: Encoding = Encoding()
     max_pixels: int = Field(200_000_000, gt=0, description="larger images are rejected before they are decoded")
+
+    @field_validator("start")
+    @classmethod
+    def _is_a_day(cls, start: str | None) -> str | None:
+        if start is not None:
+            datetime.date.fromisoformat(start)
+        return start
 
     @model_validator(mode="after")
     def _fits_its_format(self) -> Source:
@@ -108,8 +116,8 @@ class Drops(Strict):
     """What curation leaves out, beside duplicates and what may never be served."""
 
     labels: tuple[Label, ...] = (Label.TEXT, Label.NSFW)
-    captioners: tuple[str, ...] | None = Field(None, description="accepted captioner profiles; empty: all")
-    licences: tuple[str, ...] | None = Field(None, description="accepted licences; empty: all")
+    captioners: tuple[str, ...] | None = Field(None, description="accepted captioner profiles; left out: all")
+    licences: tuple[str, ...] | None = Field(None, description="accepted licences; left out: all")
     min_tier: Literal[512, 1024, 2048, 4096] = 512
     denylist: tuple[str, ...] = Field((), description="URIs of text files, one sample id a line")
 
@@ -152,11 +160,21 @@ class Dataset(Strict):
             raise ValueError("a source is named twice")
         return sources
 
+    @field_validator("captions")
+    @classmethod
+    def _columns_that_are_written(cls, captions: dict[str, float]) -> dict[str, float]:
+        if set(captions) != {"caption"}:
+            raise ValueError("`caption` is the one column that shards hold today")
+        return captions
+
     @model_validator(mode="after")
     def _groups_are_known(self) -> Dataset:
         missing = {s.group for s in self.sources} - set(self.groups)
         if missing:
             raise ValueError(f"`groups` lacks {', '.join(sorted(missing))}: give each group of `sources` a proportion")
+        idle = set(self.groups) - {s.group for s in self.sources}
+        if idle:
+            raise ValueError(f"`groups` names {', '.join(sorted(idle))}, and no source is in it: take it out")
         if any(weight <= 0 for weight in self.groups.values()):
             raise ValueError("`groups`: proportions are above 0")
         return self
@@ -288,11 +306,18 @@ def expand(text: str, where: str) -> str:
 
 
 class _NoDuplicates(yaml.SafeLoader):
-    """YAML keeps the last of two equal keys in silence; here it is an error."""
+    """YAML keeps the last of two equal keys in silence; here it is an error. A day stays the text that it is."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML has it
+        first: [each for each in resolvers if each[0] != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "the name of a field is a text", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the field {key.value!r} stands twice", key.start_mark

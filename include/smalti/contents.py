@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from smalti.lake import Lake
-from smalti.objects import exists, list_names, read_versioned
+from smalti.objects import exists, list_names
+from smalti.release.latest import read_latest
 
 
 def contents(lake: Lake) -> dict[str, Any]:
@@ -37,5 +37,5 @@ def versions_of(lake: Lake, dataset: str) -> list[str]:
 
 def latest_of(lake: Lake, dataset: str) -> str | None:
     """The version that LATEST names; None before the first publish."""
-    found = read_versioned(lake.latest(dataset))
-    return str(json.loads(found[0])["version"]) if found else None
+    found = read_latest(lake, dataset)
+    return found.version if found else None

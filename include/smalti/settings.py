@@ -6,18 +6,23 @@ call it with the same model, so that they cannot differ.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pydantic import Field
 
 from smalti.config import Dataset, Engine, Source, Strict, load_dataset, load_engine, load_source
+from smalti.errors import InputError
+
+RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$"
+"""Batches and versions: each is a directory in the lake."""
 
 
 class SourceRun(Strict):
     """One batch of one source on its way from inventory to part."""
 
     source: Source
-    batch: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$", description="the partition, for instance a day")
+    batch: str = Field(pattern=RUN_NAME, description="the partition, for instance a day")
     captioner: Engine
     classifier: Engine
     limit: int | None = Field(None, ge=1, description="take only the first rows of the inventory, to try things out")
@@ -29,7 +34,7 @@ class ReleaseRun(Strict):
     dataset: Dataset
     sources: tuple[Source, ...]
     engines: tuple[Engine, ...] = Field((), description="every profile that the sources name")
-    version: str | None = Field(None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$", description="empty: the next one")
+    version: str | None = Field(None, pattern=RUN_NAME, description="empty: the next one")
     curation: str | None = Field(None, description="assemble: URI of what curate decided")
     manifest: str | None = Field(None, description="verify, publish: URI of manifest.json")
 
@@ -37,6 +42,7 @@ class ReleaseRun(Strict):
 def source_run(name: str, batch: str, limit: int | None = None, root: Path | None = None) -> SourceRun:
     """The settings of a source run from the files below `root` (default: smalti.config.home())."""
     source = load_source(name, root)
+    _check_name(batch, "batch")
     return SourceRun(
         source=source,
         batch=batch,
@@ -49,6 +55,8 @@ def source_run(name: str, batch: str, limit: int | None = None, root: Path | Non
 def release_run(name: str, version: str | None = None, root: Path | None = None) -> ReleaseRun:
     """The settings of a release run from the files below `root` (default: smalti.config.home())."""
     dataset = load_dataset(name, root)
+    if version:
+        _check_name(version, "version")
     sources = tuple(load_source(each.name, root) for each in dataset.sources)
     engines = {
         engine.name: engine
@@ -61,3 +69,8 @@ def release_run(name: str, version: str | None = None, root: Path | None = None)
     return ReleaseRun(
         dataset=dataset, sources=sources, engines=tuple(engines[k] for k in sorted(engines)), version=version or None
     )
+
+
+def _check_name(name: str, what: str) -> None:
+    if not re.match(RUN_NAME, name):
+        raise InputError(f"{name!r} cannot be a {what}", f"--{what}", "Use at most 100 letters, digits, _ . -")

@@ -72,6 +72,7 @@ def curate(lake: Lake, run: ReleaseRun) -> CurateReport:
     skipped = Counter(reasons[0] for reasons in decisions.reasons.values())
     warnings = [f"source {name} has no part and is missing from the release" for name in missing]
     warnings += outside_bands(frame.height, skipped, dataset.expected)
+    warnings += _unmatched(frame, denied)
     curation = Curation(
         dataset=dataset.name,
         parts=tuple(
@@ -176,6 +177,14 @@ def declared_reasons(drops: Drops) -> tuple[SkipReason, ...]:
     if drops.min_tier > 512:
         chosen.add(SkipReason.RESOLUTION)
     return tuple(reason for reason in SkipReason if reason in always | chosen)
+
+
+def _unmatched(frame: Any, denied: frozenset[str]) -> list[str]:
+    """One line if a denylist names what no part has: most often a slip of the pen, and then the picture is served."""
+    unknown = sorted(denied - set(frame.filter(frame["id"].is_in(list(denied)))["id"]))
+    if not unknown:
+        return []
+    return [f"denylist: {len(unknown)} ids are of no sample in these parts, the first is {unknown[0]!r}"]
 
 
 def outside_bands(samples: int, skipped: Mapping[SkipReason, int], expected: Mapping[SkipReason, Band]) -> list[str]:

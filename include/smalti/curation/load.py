@@ -58,13 +58,18 @@ def load_denylists(uris: Sequence[str], dataset: str) -> tuple[frozenset[str], t
         uri = objects.normalise_uri(expand(written, f"dataset {dataset}, drops.denylist"))
         try:
             data = objects.read_bytes(uri)
-            ids = {line.strip() for line in data.decode("utf-8").splitlines()} - {""}
+            ids = {line.strip() for line in data.decode("utf-8").split("\n")} - {""}
         except (MissingObject, UnicodeDecodeError) as error:
             raise InputError(
                 f"the denylist cannot be read ({type(error).__name__})",
                 uri,
                 f"Write a text file with one sample id a line, or take it out of dataset {dataset}",
             ) from error
+        odd = sorted(each for each in ids if "/" not in each)
+        if odd:
+            raise InputError(
+                f"{odd[0]!r} is not a sample id", uri, "Write <source>/<key>, one a line, and nothing else"
+            )
         denied |= ids
         read.append(Denylist(uri=written, sha256=hashlib.sha256(data).hexdigest(), ids=len(ids)))
     return frozenset(denied), tuple(read)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from smalti.compute import connect_ray
 from smalti.errors import InputError, SmaltiError
+from smalti.jobs.leaving import leave
 from smalti.jobs.registry import find_stage
 from smalti.jobs.spec import next_attempt, read_spec, report_uri
 from smalti.lake import Lake
@@ -61,4 +62,4 @@ def run_job(stage_name: str, spec_uri: str, attempt: int | None = None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -287,7 +287,12 @@ def _in_threads(threads: int) -> trees.Runner:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """One pull a directory."""
-    (folder / ".smalti").mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / ".smalti").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"this cannot be written ({error.strerror})", str(folder), "Name a directory of yours"
+        ) from error
     with (folder / ".smalti" / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -212,6 +212,10 @@ class _Work:
         part = read_part(lake, source, name)
         if (part.digest, part.samples) != (digest, samples):
             self.faults.append(f"part {source}/{name}: part.json has another digest or number of samples")
+        for bucket in part.buckets:
+            index = lake.bucket_index(source, name, bucket.tier, bucket.ar)
+            if hashlib.sha256(objects.read_bytes(index)).hexdigest() != bucket.index_sha256:
+                self.faults.append(f"{index}: the file is not the one that part.json records")
         table = decode_samples(read_samples_bytes(lake, part), lake.samples(source, name))
         if table.num_rows != samples:
             self.faults.append(f"part {source}/{name}: samples.parquet has {table.num_rows} rows, not {samples}")

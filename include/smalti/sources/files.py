@@ -134,7 +134,7 @@ def _read_csv(data: bytes, uri: str) -> pa.Table:
 
 def _read_jsonl(data: bytes, uri: str) -> pa.Table:
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(data.decode("utf-8").splitlines(), 1):
+    for number, line in enumerate(data.decode("utf-8").split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -151,6 +151,8 @@ def _read_jsonl(data: bytes, uri: str) -> pa.Table:
     for name in names:
         try:
             columns[name] = pa.array([row.get(name) for row in rows])
+        except UnicodeError as error:
+            raise InputError(f"field {name!r} holds what is not text ({error})", uri, "Write valid Unicode") from error
         except (pa.ArrowException, OverflowError) as error:
             raise InputError(
                 f"field {name!r} holds values of different kinds ({error})", uri, "Give a field one kind of value"
