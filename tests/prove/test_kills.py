@@ -91,7 +91,9 @@ def bytes_of(lake: Lake) -> dict[str, str]:
     """sha256 of everything that is served or decides what is; manifests are compared by content digest."""
     roots = (lake.staging(), lake.parts_root(), lake.releases())
     return {
-        o.uri.removeprefix(lake.root): hashlib.sha256(read_bytes(o.uri)).hexdigest()
+        o.uri.removeprefix(lake.root): hashlib.sha256(
+            read_bytes(o.uri).replace(lake.root.encode(), b"LAKE")
+        ).hexdigest()
         for root in roots
         for o in list_objects(root)
         if not o.uri.endswith(("manifest.json", "part.json", "report.html", "ingest.json"))
