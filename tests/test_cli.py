@@ -14,6 +14,8 @@ import pytest
 from PIL import Image
 
 from smalti import cli
+from smalti.objects import create_bytes
+from tests.support.gcs import Gcs
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -131,6 +133,26 @@ def test_the_whole_line_without_airflow(run: Run, cats: Path) -> None:
     code, _, err = run("verify", manifest)
     assert code == 1
     assert shard.name in err
+
+
+def test_the_whole_line_on_gcs(run: Run, cats: Path, gcs: Gcs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Source, table, parts and release in buckets; the digest is that of the same line on disk."""
+    bucket, lake = gcs.new_bucket(), f"{gcs.new_bucket()}/team/lake"
+    for path in sorted((cats / "cats").iterdir()):
+        create_bytes(f"{bucket}/cats/{path.name}", path.read_bytes())
+    digests = []
+    for uri, place in ((f"{bucket}/cats", lake), ((cats / "cats").as_uri(), str(cats / "lake"))):
+        (cats / "config/sources/cats.yaml").write_text(SOURCE.format(uri=uri))
+        monkeypatch.setenv("SMALTI_LAKE", place)
+        assert run("source", "run", "cats", "--batch", "b")[0] == 0
+        code, out, err = run("release", "build", "pets", "--json")
+        assert code == 0, err
+        digests.append(json.loads(out)[1]["digest"])
+        code, _, err = run("release", "publish", json.loads(out)[1]["manifest"])
+        assert code == 0, err
+    assert digests[0] == digests[1]
+    code, out, _ = run("lake", "ls", "--lake", lake, "--json")
+    assert json.loads(out)["datasets"] == [{"name": "pets", "versions": ["v1"], "latest": "v1"}]
 
 
 @pytest.mark.parametrize(
