@@ -204,7 +204,7 @@ def _uri(text: str) -> str:
 
 
 def _tier(text: str) -> int:
-    from smalti.config import TIERS
+    from smalti.images.buckets import TIERS
 
     if text.strip() not in map(str, TIERS):
         raise InputError(f"there is no tier {text.strip()!r}", "--tier, --tiers", f"Use {', '.join(map(str, TIERS))}")

@@ -19,7 +19,6 @@ from smalti.errors import InputError
 from smalti.reasons import Label, SkipReason
 
 NAME = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
-TIERS = (512, 1024, 2048, 4096)
 
 Name = Annotated[str, Field(pattern=NAME, description="lower-case letters, digits, _ . -")]
 

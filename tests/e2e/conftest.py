@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.processes import family
+from demo.processes import family, memory
 from demo.run import environment, latest_manifest
 from demo.servers import REPOSITORY, find_servers, stop_servers
 from demo.source import Truth, load_truth
@@ -43,7 +43,7 @@ class Demo:
 
 
 def run_demo(home: Path, *, kill_shard: bool = False) -> tuple[int, str, float, int, bool]:
-    """`python -m demo.run`: exit code, output, seconds, peak memory in bytes (PSS), whether the shard job was killed."""
+    """`python -m demo.run`: exit code, output, seconds, peak memory of the servers in bytes (PSS), whether the shard job was killed."""
     began, peak, killed = time.monotonic(), 0, False
     with (home.parent / f"{home.name}.out").open("w+") as out:
         process = subprocess.Popen(
@@ -60,7 +60,7 @@ def run_demo(home: Path, *, kill_shard: bool = False) -> tuple[int, str, float, 
             if kill_shard and not killed:
                 killed = kill_half_way(home)
             if time.monotonic() > next_look:
-                peak = max(peak, memory(home, process.pid))
+                peak = max(peak, memory_of_servers(home))
                 next_look = time.monotonic() + 2
             time.sleep(0.05)
         out.seek(0)
@@ -92,16 +92,10 @@ def cmdline(pid: int) -> list[str]:
         return [""]
 
 
-def memory(home: Path, pid: int) -> int:
-    """Bytes that the demo's processes use, shared pages counted once (PSS)."""
-    total = 0
-    for each in (pid, *our_processes(home)):
-        try:
-            rollup = Path(f"/proc/{each}/smaps_rollup").read_text()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:"))
-    return total
+def memory_of_servers(home: Path) -> int:
+    """Bytes that the demo's servers and their jobs use, shared pages counted once (PSS)."""
+    servers = find_servers(home)
+    return sum(memory(servers.processes).values()) if servers else 0
 
 
 @pytest.fixture(scope="session")

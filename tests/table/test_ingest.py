@@ -198,12 +198,20 @@ def test_bytes_that_come_back_are_taken_also_after_a_compaction(
 ) -> None:
     """A, then B, then A again under one key: a compaction moves A's old row behind B's, and A is new all the same."""
     first = objects.read_bytes(f"{made.root}/images/p0.jpg")
+    names = [f"p{n}.jpg" for n in range(4)]
+
+    def deliver(batch: str, **pictures: bytes) -> int:
+        for name, data in pictures.items():
+            made.put(f"images/{name}.jpg", data)
+            names.extend([f"{name}.jpg"] if f"{name}.jpg" not in names else [])
+        made.table([{"file": name, "caption": "x"} for name in names])
+        return run_batch(lake, made, batch).rows_out
+
     run_batch(lake, made, "b1")
-    made.put("images/p0.jpg", picture(99))
-    assert run_batch(lake, made, "b2").rows_out == 1
-    lance.dataset(lake.table("made")).optimize.compact_files()
-    made.put("images/p0.jpg", first)
-    assert run_batch(lake, made, "b3").rows_out == 1
+    deliver("b2", small=picture(50))
+    assert deliver("b3", p0=picture(99), **{f"large{n}": picture(60 + n) for n in range(9)}) == 10
+    lance.dataset(lake.table("made")).optimize.compact_files(target_rows_per_fragment=8)
+    assert deliver("b4", p0=first) == 1
 
 
 def test_if_no_object_may_be_read_the_batch_fails_in_one_line(
