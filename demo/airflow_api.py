@@ -16,6 +16,7 @@ Say = Callable[[str], None]
 COMPONENTS = ("metadatabase", "scheduler", "triggerer", "dag_processor")
 FINISHED = frozenset({"success", "failed"})
 POLL_SECONDS = 1.0
+DATABASE_PAUSES = (0.5, 2.0, 5.0, 10.0)  # seconds between tries of a call that Airflow's database rolled back
 
 
 class AirflowError(SmaltiError):
@@ -54,19 +55,29 @@ class AirflowApi:
     def call(self, method: str, path: str, body: Any = None, **params: Any) -> Any:
         """One call of `/api/v2/<path>`; gives the decoded JSON, None where there is none.
 
+        A call that failed in Airflow's database did nothing and is made again: on SQLite, a lost race of two writers.
+
         Raises:
             AirflowError: any status of 400 and above, with what Airflow says about it.
         """
-        for attempt in (1, 2):
-            if "Authorization" not in self._client.headers:
-                self._client.headers["Authorization"] = f"Bearer {self.token()}"
-            answer = self._client.request(method, f"/api/v2/{path}", json=body, params=params)
-            if answer.status_code != 401 or attempt == 2:
+        for pause in (*DATABASE_PAUSES, None):
+            answer = self._request(method, path, body, params)
+            if pause is None or not _rolled_back(answer):
                 break
-            del self._client.headers["Authorization"]
+            time.sleep(pause)
         if answer.status_code >= 400:
             raise AirflowError(f"{answer.status_code} {answer.text[:500]}", f"{method} {path}", "See Airflow's API log")
         return answer.json() if answer.content else None
+
+    def _request(self, method: str, path: str, body: Any, params: Mapping[str, Any]) -> httpx.Response:
+        for attempt in (1, 2):
+            if "Authorization" not in self._client.headers:
+                self._client.headers["Authorization"] = f"Bearer {self.token()}"
+            answer = self._client.request(method, f"/api/v2/{path}", json=body, params=dict(params))
+            if answer.status_code != 401 or attempt == 2:
+                break
+            del self._client.headers["Authorization"]
+        return answer
 
     def unhealthy(self) -> str | None:
         """What is not up yet, in words; None when everything is."""
@@ -194,6 +205,17 @@ class AirflowApi:
                     f"--- {dag}.{_name(task)}, try {task['try_number']}\n" + "\n".join(text.splitlines()[-lines:])
                 )
         return "\n".join(parts)
+
+
+def _rolled_back(answer: httpx.Response) -> bool:
+    """Whether Airflow says that its database failed: the transaction, and with it the whole call, was rolled back."""
+    if answer.status_code != 500:
+        return False
+    try:
+        detail = answer.json().get("detail")
+    except (ValueError, AttributeError):
+        return False
+    return isinstance(detail, dict) and detail.get("reason") == "Database error"
 
 
 def _name(task: Mapping[str, Any]) -> str:
