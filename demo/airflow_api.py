@@ -16,7 +16,7 @@ Say = Callable[[str], None]
 COMPONENTS = ("metadatabase", "scheduler", "triggerer", "dag_processor")
 FINISHED = frozenset({"success", "failed"})
 POLL_SECONDS = 1.0
-DATABASE_PAUSES = (0.5, 2.0, 5.0, 10.0)  # seconds between tries of a call that Airflow's database rolled back
+DATABASE_PAUSES = (0.5, 2.0, 5.0, 10.0, 15.0)  # seconds between tries of a call that Airflow's database rolled back
 
 
 class AirflowError(SmaltiError):

@@ -32,7 +32,6 @@ BIN = Path(sys.executable).parent  # of the virtualenv: `ray` and `airflow` of t
 
 RAY_SECONDS = 300.0  # about 20 s on two idle cores; 22 s of CPU
 AIRFLOW_SECONDS = 420.0  # about 33 s alone on two idle cores; 47 s of CPU
-SQLITE_SECONDS = 120  # how long a writer of Airflow's database waits for the one before it
 OBJECT_STORE_BYTES = 400_000_000
 USER = "admin"
 RAY_CONNECTION = "smalti_ray"
@@ -278,8 +277,9 @@ def airflow_environment(
         # 5 s by default: on busy cores the API server's first answer takes longer, and the task's try would be lost.
         "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
-        # One writer at a time: after 5 s, the default, a call or a task fails where another process merely writes slowly.
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{airflow_home}/airflow.db?timeout={SQLITE_SECONDS}",
+        # A writer waits at most 5 s for another (the default). With 120 s the whole API server was seen to stand still for
+        # as long, when two of its own transactions met; with 5 s one of them fails, and whoever asked asks again.
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{airflow_home}/airflow.db",
         "AIRFLOW__API__HOST": "127.0.0.1",
         "AIRFLOW__API__PORT": str(port),
         "AIRFLOW__API__BASE_URL": url,
