@@ -26,11 +26,12 @@ class AirflowError(SmaltiError):
 class AirflowApi:
     """One user at one Airflow. Logs in by itself, and again when the token has run out."""
 
-    def __init__(self, url: str, user: str, password: str) -> None:
+    def __init__(self, url: str, user: str, password: str, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url
         self._login = {"username": user, "password": password}
-        # Connecting is tried again, nothing else is; on SQLite and busy cores Airflow is slow to answer at times.
-        self._client = httpx.Client(base_url=url, timeout=60, transport=httpx.HTTPTransport(retries=3), trust_env=False)
+        # httpx tries only connecting again; on SQLite and busy cores Airflow is slow to answer at times.
+        transport = transport or httpx.HTTPTransport(retries=3)
+        self._client = httpx.Client(base_url=url, timeout=60, transport=transport, trust_env=False)
 
     def __enter__(self) -> Self:
         return self
@@ -73,7 +74,7 @@ class AirflowApi:
         for attempt in (1, 2):
             if "Authorization" not in self._client.headers:
                 self._client.headers["Authorization"] = f"Bearer {self.token()}"
-            answer = self._client.request(method, f"/api/v2/{path}", json=body, params=dict(params))
+            answer = self._client.request(method, f"/api/v2/{path}", json=body, params=params)
             if answer.status_code != 401 or attempt == 2:
                 break
             del self._client.headers["Authorization"]

@@ -277,8 +277,8 @@ def airflow_environment(
         # 5 s by default: on busy cores the API server's first answer takes longer, and the task's try would be lost.
         "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
-        # A writer waits at most 5 s for another (the default). With 120 s the whole API server was seen to stand still for
-        # as long, when two of its own transactions met; with 5 s one of them fails, and whoever asked asks again.
+        # A writer waits at most 5 s for another (the default), then its call fails, and whoever asked asks again. With 120 s
+        # the whole API server was seen to stand still for over a minute at the very calls that fail after 5 s.
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{airflow_home}/airflow.db",
         "AIRFLOW__API__HOST": "127.0.0.1",
         "AIRFLOW__API__PORT": str(port),

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpx
 import pytest
 
 from demo import airflow_api
@@ -20,40 +18,26 @@ class Airflow:
     def __init__(self) -> None:
         self.answers: list[tuple[int, Any]] = []
         self.asked: list[str] = []
-        outer = self
+        self.logins = 0
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                status, body = 201, {"access_token": "t"}
-                if self.path != "/auth/token":
-                    outer.asked.append(f"{self.command} {self.path}")
-                    status, body = outer.answers.pop(0)
-                data = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *args: object) -> None: ...
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/auth/token":
+            self.logins += 1
+            return httpx.Response(201, json={"access_token": "t"})
+        self.asked.append(f"{request.method} {request.url.path}")
+        status, body = self.answers.pop(0)
+        return httpx.Response(status, json=body)
 
 
 @pytest.fixture
-def airflow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Airflow]:
+def airflow(monkeypatch: pytest.MonkeyPatch) -> Airflow:
     monkeypatch.setattr(airflow_api, "DATABASE_PAUSES", (0.0, 0.0))
-    server = Airflow()
-    yield server
-    server.server.shutdown()
-    server.server.server_close()
+    return Airflow()
 
 
 @pytest.fixture
 def api(airflow: Airflow) -> Iterator[AirflowApi]:
-    with AirflowApi(airflow.url, "admin", "x") as api:
+    with AirflowApi("http://airflow", "admin", "x", httpx.MockTransport(airflow)) as api:
         yield api
 
 
@@ -81,3 +65,4 @@ def test_any_other_failure_is_not_tried_again(airflow: Airflow, api: AirflowApi,
 def test_a_login_that_has_run_out_is_renewed(airflow: Airflow, api: AirflowApi) -> None:
     airflow.answers = [(401, {}), (200, {"dag_run_id": "r1"})]
     assert api.trigger("probe") == "r1"
+    assert airflow.logins == 2
