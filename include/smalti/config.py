@@ -10,23 +10,19 @@ import difflib
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from smalti.errors import InputError
+from smalti.profiles import Checks as Checks
+from smalti.profiles import Engine as Engine
+from smalti.profiles import PromptText
 from smalti.reasons import Label, SkipReason
-
-NAME = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
-
-Name = Annotated[str, Field(pattern=NAME, description="lower-case letters, digits, _ . -")]
-
-
-class Strict(BaseModel):
-    """Immutable, and a field nobody knows is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+from smalti.strict import NAME as NAME
+from smalti.strict import Name as Name
+from smalti.strict import Strict as Strict
 
 
 class Columns(Strict):
@@ -179,30 +175,6 @@ class Dataset(Strict):
         return self
 
 
-class Engine(Strict):
-    """One file in include/engines: a profile of a captioner or a classifier."""
-
-    name: Name
-    role: Literal["captioner", "classifier"]
-    kind: Literal["rules", "vllm", "openai"]
-    description: str = ""
-    model: str | None = None
-    revision: str | None = None
-    prompt: str | None = None
-    max_pixels: int = Field(1 << 20, ge=1024, description="pixels an engine is shown at most")
-    batch_size: int = Field(16, ge=1, description="rows a task takes at once, and a checkpoint holds")
-    cpus: float = Field(1.0, gt=0)
-    gpus: float = Field(0.0, ge=0)
-    rate: float | None = Field(None, gt=0, description="rows a second that were measured")
-
-    @field_validator("name")
-    @classmethod
-    def _not_reserved(cls, name: str) -> str:
-        if name == "source":
-            raise ValueError("`source` is the name of the source's own captions")
-        return name
-
-
 M = TypeVar("M", bound=Strict)
 
 
@@ -243,12 +215,19 @@ def load_dataset(name: str, root: Path | None = None) -> Dataset:
 
 def load_engine(name: str, role: str, root: Path | None = None) -> Engine:
     """A profile, which must be for the role it is asked for."""
-    engine = _load_one((root or home()) / "engines", name, Engine)
+    folder = (root or home()) / "engines"
+    engine = _with_prompt(folder, _load_one(folder, name, Engine))
     if engine.role != role:
         raise InputError(
             f"engine {name!r} is a {engine.role}", f"engines/{name}.yaml", f"Name a profile whose role is {role}"
         )
     return engine
+
+
+def load_engines(root: Path | None = None) -> list[Engine]:
+    """Every file in engines/, by name, with their prompts."""
+    folder = (root or home()) / "engines"
+    return [_with_prompt(folder, engine) for engine in _load_all(folder, Engine)]
 
 
 def load_file(path: Path, model: type[M]) -> M:
@@ -278,7 +257,7 @@ def load_file(path: Path, model: type[M]) -> M:
         raise InputError(
             "the file holds no fields", str(path), f"Write the fields of a {model.__name__}, one `field: value` a line"
         )
-    if data.setdefault("name", path.stem) != path.stem:
+    if "name" in model.model_fields and data.setdefault("name", path.stem) != path.stem:
         raise InputError(
             f"name {data['name']!r} is not the file's name",
             f"{path}:{_line(text, ('name',))}",
@@ -323,6 +302,25 @@ class _NoDuplicates(yaml.SafeLoader):
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _with_prompt(folder: Path, engine: Engine) -> Engine:
+    """The profile with the text of its prompt, which must be the text that the profile pins."""
+    if engine.prompt is None:
+        return engine
+    path = folder / "prompts" / f"{engine.prompt.name}.yaml"
+    text = load_file(path, PromptText)
+    if text.sha256 != engine.prompt.sha256:
+        raise InputError(
+            f"the prompt's text is not the one that profile {engine.name!r} pins; its sha256 is {text.sha256}",
+            str(path),
+            "Undo the change, or save prompt and profile under new names",
+        )
+    prompt = engine.prompt.model_copy(update={"text": text})
+    try:
+        return Engine.model_validate(engine.model_dump() | {"prompt": prompt.model_dump()})
+    except ValidationError as error:
+        raise InputError(error.errors()[0]["msg"], str(path), "Mend the prompt") from None
 
 
 def _load_all(folder: Path, model: type[M]) -> list[M]:

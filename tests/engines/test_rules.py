@@ -13,6 +13,7 @@ from smalti.engines.base import CaptionInput, open_captioner, open_classifier
 from smalti.engines.captions import FoundText, RulesCaptioner, describe, main_colours, read_text
 from smalti.engines.labels import RulesClassifier, subject
 from smalti.errors import InputError
+from smalti.profiles import PromptText
 from smalti.reasons import Label
 
 FONT = ImageFont.load_default(size=22)
@@ -182,7 +183,17 @@ def test_the_model_is_the_one_that_transformers_loads() -> None:
 @pytest.mark.parametrize("kind", ["vllm", "openai"])
 def test_kinds_that_are_not_built_are_refused_by_name(kind: str) -> None:
     for role, opened in (("captioner", open_captioner), ("classifier", open_classifier)):
-        engine = Engine.model_validate({"name": "big", "role": role, "kind": kind})
+        text = {"user": "{caption}"}
+        prompt = {"name": "p", "sha256": PromptText.model_validate(text).sha256, "text": text}
+        fields = {
+            "name": "big",
+            "role": role,
+            "kind": kind,
+            "model": "org/m",
+            "base_url": "http://h/v1",
+            "prompt": prompt,
+        }
+        engine = Engine.model_validate(fields)
         with pytest.raises(InputError, match=f"engines/big.yaml: engines of kind {kind} are not available yet"):
             opened(engine)
 

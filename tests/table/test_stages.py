@@ -26,7 +26,7 @@ from smalti.table import classify as classify_module
 from smalti.table import columns as columns_module
 from smalti.table import fingerprint as fingerprint_module
 from smalti.table import ingest as ingest_module
-from smalti.table.caption import caption, engine_digest, shown
+from smalti.table.caption import caption, caption_digest, shown
 from smalti.table.classify import classify
 from smalti.table.fingerprint import fingerprint
 from smalti.table.index import describe
@@ -244,12 +244,10 @@ def test_a_classifier_reads_only_the_captions_there_are(
 def test_profiles_never_mix(lake: Lake, run: SourceRun, captioner: FakeCaptioner, classifier: FakeClassifier) -> None:
     for each in (fingerprint, caption, classify):
         each(lake, run)
-    prompted = run.model_copy(update={"captioner": CAPTIONER.model_copy(update={"prompt": "In detail:"})})
+    prompted = run.model_copy(update={"captioner": CAPTIONER.model_copy(update={"max_pixels": 4096})})
     with pytest.raises(InputError, match="save the changed profile under another name"):
         caption(lake, prompted)
-    other = run.model_copy(
-        update={"captioner": CAPTIONER.model_copy(update={"name": "rules.v2", "prompt": "In detail:"})}
-    )
+    other = run.model_copy(update={"captioner": CAPTIONER.model_copy(update={"name": "rules.v2", "max_pixels": 4096})})
     assert caption(lake, other).rows_out == 4
     assert column(lake, "caption_rules_v2")["p1.jpg"] == column(lake, "caption_rules")["p1.jpg"]
     with pytest.raises(
@@ -258,12 +256,11 @@ def test_profiles_never_mix(lake: Lake, run: SourceRun, captioner: FakeCaptioner
         classify(lake, other)  # its labels were read off other captions
 
 
-def test_only_what_decides_the_words_is_in_a_profiles_digest() -> None:
-    same = CAPTIONER.model_copy(update={"batch_size": 99, "description": "x", "cpus": 0.5, "rate": 1.0, "gpus": 1.0})
-    assert engine_digest(same) == engine_digest(CAPTIONER)
-    for change in ({"prompt": "x"}, {"model": "x"}, {"revision": "x"}, {"max_pixels": 2048}, {"name": "x"}):
-        assert engine_digest(CAPTIONER.model_copy(update=change)) != engine_digest(CAPTIONER)
-    assert engine_digest(CAPTIONER, "cover") != engine_digest(CAPTIONER, "stretch")
+def test_the_cut_of_the_picture_is_in_what_decides_its_caption(lake: Lake, made: Made) -> None:
+    run = made.run()
+    stretched = run.source.encoding.model_copy(update={"fit": "stretch"})
+    other = run.model_copy(update={"source": run.source.model_copy(update={"encoding": stretched})})
+    assert caption_digest(other) != caption_digest(run)
 
 
 def test_without_a_table_every_stage_has_nothing_to_do(lake: Lake, made: Made) -> None:

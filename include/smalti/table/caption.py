@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import hashlib
-import json
 import logging
 import math
 import time
@@ -29,6 +27,7 @@ from smalti.images.buckets import Bucket, Fit, bucket_of
 from smalti.images.decode import DecodeError, decode
 from smalti.images.resize import fit_to
 from smalti.lake import Lake
+from smalti.profiles import digest_of
 from smalti.reasons import SkipReason
 from smalti.settings import SourceRun
 from smalti.table.columns import PROFILE, Chunk, Filling, Results, backfill, batch_table
@@ -71,7 +70,7 @@ def caption(lake: Lake, run: SourceRun) -> CaptionReport:
         raise InputError(
             f"{rows['tier'].null_count} rows of batch {run.batch!r} are not fingerprinted", uri, "Run fingerprint first"
         )
-    digest = engine_digest(engine, run.source.encoding.fit)
+    digest = caption_digest(run)
     fields = [pa.field(column, pa.string(), metadata={PROFILE: digest}) for column in (name, status)]
     filled = backfill(
         lake,
@@ -107,6 +106,11 @@ def caption(lake: Lake, run: SourceRun) -> CaptionReport:
     )
     log.info("caption: %d rows in, %d captioned, left out %s", report.rows_in, report.rows_out, report.dropped)
     return report
+
+
+def caption_digest(run: SourceRun) -> str:
+    """Of all that decides the captions of a run: the profile, and how the picture was cut that it was shown."""
+    return digest_of(run.captioner.digest, run.source.encoding.fit)
 
 
 def caption_chunk(chunk: Chunk, settings: CaptionSettings) -> Results:
@@ -148,12 +152,6 @@ def shown(image: Image.Image, fit: Fit, max_pixels: int) -> Image.Image:
         width, height = int(bucket.width * scale), int(bucket.height * scale)
         bucket = bucket._replace(width=max(1, width), height=max(1, height))
     return fit_to(image, bucket, fit)
-
-
-def engine_digest(engine: Engine, *more: str) -> str:
-    """Of all in a profile that decides what it says, and of `more`; not of how fast it says it."""
-    spec = engine.model_dump(mode="json", exclude={"description", "batch_size", "cpus", "gpus", "rate"})
-    return hashlib.sha256(json.dumps([spec, *more], sort_keys=True).encode()).hexdigest()
 
 
 @functools.lru_cache(maxsize=1)

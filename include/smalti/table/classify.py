@@ -16,8 +16,9 @@ from smalti.config import Engine
 from smalti.engines.base import Classifier, open_classifier
 from smalti.errors import InputError
 from smalti.lake import Lake
+from smalti.profiles import digest_of
 from smalti.settings import SourceRun
-from smalti.table.caption import OK, engine_digest
+from smalti.table.caption import OK, caption_digest
 from smalti.table.columns import PROFILE, Chunk, Filling, Results, backfill, batch_table
 from smalti.table.schema import caption_columns, label_columns
 
@@ -50,7 +51,7 @@ def classify(lake: Lake, run: SourceRun) -> ClassifyReport:
             f"{waiting} rows of batch {run.batch!r} have no caption by {run.captioner.name!r}", uri, "Run caption first"
         )
     # The captions are part of what a label says: one column never holds labels of two captioners' words.
-    digest = engine_digest(engine, engine_digest(run.captioner, run.source.encoding.fit))
+    digest = digest_of(engine.digest, caption_digest(run))
     outputs = pa.schema([
         pa.field(label, pa.string(), metadata={PROFILE: digest}),
         pa.field(score, pa.float32(), metadata={PROFILE: digest}),
