@@ -1,4 +1,4 @@
-"""Why a row or a sample is not served. Three enums, one for each place where something can fall out."""
+"""Why a row or a sample is not served. Four enums, one for each place where something can fall out."""
 
 from __future__ import annotations
 
@@ -45,6 +45,22 @@ class DropReason(_Reason):
     TOO_SMALL = "too_small", "fewer than 384 x 384 pixels"
     ASPECT_RATIO = "aspect_ratio", "width / height is outside 0.5 to 2"
     DECODE_FAILED = "decode_failed", "the bytes could be decoded at ingest and no longer can"
+
+
+class CaptionFault(_Reason):
+    """Caption: what a captioner answered is no caption.
+
+    The order is the precedence in which an answer with several faults is counted.
+    """
+
+    EMPTY = "empty", "no letter and no digit"
+    LEAKED_TOKENS = "leaked_tokens", "special tokens, roles, JSON, broken bytes or other scraps of the conversation"
+    REFUSAL = "refusal", "the model says that it cannot or will not describe the picture"
+    MARKUP = "markup", "headings, lists, labels, tables, emphasis, code or HTML instead of prose"
+    LOOPING = "looping", "the same words again and again"
+    CUT_OFF = "cut_off", "it ran into the token limit, or ends in mid-sentence"
+    WRONG_LANGUAGE = "wrong_language", "its prose, or a part of it, is not English; quoted text may be in any language"
+    TOO_SHORT = "too_short", "fewer words than the profile's min_words"
 
 
 class SkipReason(_Reason):
