@@ -53,7 +53,13 @@ def cli_page() -> str:
 
 def reasons_page() -> str:
     text = f"{NOTE}\n# Reasons\n\n{inspect.getdoc(reasons)}\n"
-    for enum in (reasons.RejectReason, reasons.DropReason, reasons.CaptionFault, reasons.SkipReason):
+    for enum in (
+        reasons.RejectReason,
+        reasons.DropReason,
+        reasons.CaptionFault,
+        reasons.Unanswered,
+        reasons.SkipReason,
+    ):
         text += f"\n## {enum.__name__}\n\n{inspect.getdoc(enum)}\n\n"
         text += "".join(f"- `{reason.value}`: {reason.meaning}\n" for reason in enum)
     text += f"\n## Label\n\n{inspect.getdoc(reasons.Label)}\n\n" + "".join(

@@ -1,4 +1,4 @@
-"""Why a row or a sample is not served. Four enums, one for each place where something can fall out."""
+"""Why a row or a sample is not served. An enum, for each place where something can fall out."""
 
 from __future__ import annotations
 
@@ -63,6 +63,14 @@ class CaptionFault(_Reason):
     TOO_SHORT = "too_short", "fewer words than the profile's min_words"
 
 
+class Unanswered(_Reason):
+    """Caption and classify: there is no answer that could be checked."""
+
+    NO_LABEL = "no_label", "a classifier answered something else than visual, text or nsfw"
+    NO_PICTURE = "no_picture", "the picture could not be decoded, and nobody was asked"
+    ERROR = "error", "the engine could not answer about this row; its checkpoint has the error"
+
+
 class SkipReason(_Reason):
     """Release: the sample is in a part, and a release leaves it out.
 
@@ -74,6 +82,7 @@ class SkipReason(_Reason):
     DENYLIST = "denylist", "a denylist of the dataset names it"
     LICENCE = "licence", "its licence is not on the dataset's list"
     CAPTION_FAILED = "caption_failed", "no captioner described it"
+    LABEL_FAILED = "label_failed", "no classifier could say what it is"
     CAPTIONER = "captioner", "its captioner is not on the dataset's list"
     NSFW = "nsfw", "its caption, or that of a copy, was labelled nsfw"
     TEXT = "text", "a picture to read, not to look at"

@@ -205,7 +205,8 @@ SAMPLE: dict[str, Any] = {
     [
         ({"captioner": "vlm"}, Drops(captioners=("rules",)), SkipReason.CAPTIONER),
         ({"tier": 512}, Drops(min_tier=1024), SkipReason.RESOLUTION),
-        ({"label": None}, Drops(), None),
+        ({"label": None}, Drops(), SkipReason.LABEL_FAILED),
+        ({"label": None, "caption_ok": False}, Drops(), SkipReason.CAPTION_FAILED),
         ({"licence": "MIT"}, Drops(licences=("MIT",)), None),
         ({"label": "text"}, Drops(labels=()), None),
     ],

@@ -79,8 +79,8 @@ class Row:
 
     def as_dict(self, run: SourceRun) -> dict[str, Any]:
         width, height = self.size or probe(self.image)[1:]
-        caption, status = caption_columns(run.captioner.name)
-        label, score = label_columns(run.classifier.name)
+        caption, status = caption_columns(run.captioner.name)[:2]
+        label, score, labelled, *_ = label_columns(run.classifier.name)
         bucket = bucket_of(width, height)
         row = {
             "id": f"{run.source.name}/{self.key}",
@@ -102,9 +102,10 @@ class Row:
             status: self.status,
             label: self.label,
             score: 0.5,
+            labelled: "ok" if self.label else None,
         }
         if not isinstance(bucket, Bucket):
-            return row | {"tier": 0, "drop": str(bucket), caption: None, status: None, label: None}
+            return row | {"tier": 0, "drop": str(bucket), caption: None, status: None, label: None, labelled: None}
         try:
             with Image.open(io.BytesIO(self.image)) as image:
                 print_ = fingerprint(image.convert("RGB"))
@@ -118,10 +119,9 @@ def write_table(lake: Lake, run: SourceRun, rows: Sequence[Row]) -> None:
     """Append a batch, all its columns filled in, and say that it was ingested."""
     import lance
 
-    caption, status = caption_columns(run.captioner.name)
-    label, score = label_columns(run.classifier.name)
-    text = [pa.field(name, pa.string()) for name in (caption, status, label)]
-    schema = pa.schema([*table_schema(None), *text, pa.field(score, pa.float32())])
+    words = caption_columns(run.captioner.name).fields({})
+    labels = label_columns(run.classifier.name).fields({})
+    schema = pa.schema([*table_schema(None), *words, *labels])
     values = [row.as_dict(run) for row in rows]
     columns = [
         lance.blob_array([row.image for row in rows])

@@ -159,7 +159,16 @@ def test_without_rows_or_a_table_there_is_nothing_to_index(lake: Lake, made: Mad
 def test_every_caption_column_is_searched_by_word() -> None:
     schema = pa.schema([
         (name, pa.string())
-        for name in ("id", "caption_source", "caption_x", "caption_x_status", "label_y", "label_y_score")
+        for name in (
+            "id",
+            "caption_source",
+            "caption_x",
+            "caption_x_status",
+            "label_y",
+            "label_y_score",
+            "label_y_status",
+            "label_y_attempts",
+        )
     ])
     assert dict(wanted_indices(schema)) == {
         "id": "BTREE",
@@ -167,6 +176,7 @@ def test_every_caption_column_is_searched_by_word() -> None:
         "caption_x": "INVERTED",
         "caption_x_status": "BITMAP",
         "label_y": "BITMAP",
+        "label_y_status": "BITMAP",
     }
 
 

@@ -132,6 +132,7 @@ def decide(frame: Any, drops: Drops, denied: frozenset[str], priorities: Mapping
         SkipReason.SUPERSEDED: pl.col("order") < pl.col("order").max().over("id"),
         SkipReason.DENYLIST: pl.col("id").is_in(sorted(denied)),
         SkipReason.CAPTION_FAILED: ~pl.col("caption_ok"),
+        SkipReason.LABEL_FAILED: pl.col("caption_ok") & pl.col("label").is_null(),
         SkipReason.RESOLUTION: pl.col("tier") < drops.min_tier,
     }
     if drops.licences is not None:
@@ -167,6 +168,7 @@ def declared_reasons(drops: Drops) -> tuple[SkipReason, ...]:
         SkipReason.SUPERSEDED,
         SkipReason.DENYLIST,
         SkipReason.CAPTION_FAILED,
+        SkipReason.LABEL_FAILED,
         SkipReason.DUPLICATE,
     }
     chosen = {_LABELS[label] for label in drops.labels}

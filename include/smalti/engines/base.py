@@ -1,15 +1,20 @@
-"""What every captioner and classifier is, and how a profile becomes one."""
+"""What every engine is, and how a profile becomes one.
+
+Kind `rules` takes a list of rows at once, on a CPU (Captioner, Classifier). Kinds `vllm` and `openai` are asked row by row, many
+rows at a time (AsyncEngine): what is done with an answer, and when to ask again, is the same for both (`smalti.engines.asking`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from PIL import Image
 
 from smalti.config import Engine
 from smalti.errors import InputError
+from smalti.profiles import Sampling
 from smalti.reasons import Label
 
 
@@ -64,26 +69,94 @@ class Classifier(Protocol):
         ...
 
 
+class RowError(Exception):
+    """The engine cannot answer about this one row (its prompt is too long, its picture is refused); the others go on."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What an engine is asked about one row. The system prompt is the profile's.
+
+    Attributes:
+        id: the sample's id.
+        user: the user's turn.
+        image: RGB, at most the profile's max_pixels; None for a classifier.
+    """
+
+    id: str
+    user: str
+    image: Image.Image | None = None
+
+
+class Answer(NamedTuple):
+    """What an engine says.
+
+    Attributes:
+        text: as the model gave it, special tokens that were not its end included.
+        finish: why it stopped: "stop", "length", or what a server calls it.
+        tokens: of the answer.
+    """
+
+    text: str
+    finish: str
+    tokens: int
+
+
+class AsyncEngine(Protocol):
+    """A model that works on many rows at a time. Made, used and closed in one event loop."""
+
+    async def ask(self, question: Question, sampling: Sampling) -> Answer:
+        """One answer. Many calls run at once, as many as the profile's `concurrency`.
+
+        Raises:
+            RowError: this row cannot be answered, however often it is asked about.
+            EngineError: the engine cannot answer at all.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give back what the engine holds."""
+        ...
+
+
+async def open_engine(profile: Engine) -> AsyncEngine:
+    """Load the engine of a profile of kind vllm or openai.
+
+    Raises:
+        InputError: the profile lacks something (a revision, a key).
+        EngineError: the engine cannot be loaded.
+    """
+    if profile.kind == "openai":
+        from smalti.engines.openai import open_openai
+
+        return await open_openai(profile)
+    if profile.kind == "vllm":
+        from smalti.engines.vllm import open_vllm
+
+        return await open_vllm(profile)
+    raise InputError("kind rules is not asked row by row", f"engines/{profile.name}.yaml", "Use kind: vllm or openai")
+
+
 def open_captioner(engine: Engine) -> Captioner:
-    """Load the captioner that a profile names. Raises InputError for a kind that is not built."""
+    """Load the captioner that a profile names. Raises InputError for a kind that is asked row by row."""
     if engine.role != "captioner":
         raise _wrong_role(engine, "captioner")
     if engine.kind == "rules":
         from smalti.engines.captions import RulesCaptioner
 
         return RulesCaptioner()
-    raise _not_built(engine)
+    raise _not_rules(engine)
 
 
 def open_classifier(engine: Engine) -> Classifier:
-    """Load the classifier that a profile names. Raises InputError for a kind that is not built."""
+    """Load the classifier that a profile names. Raises InputError for a kind that is asked row by row."""
     if engine.role != "classifier":
         raise _wrong_role(engine, "classifier")
     if engine.kind == "rules":
         from smalti.engines.labels import RulesClassifier
 
         return RulesClassifier()
-    raise _not_built(engine)
+    raise _not_rules(engine)
 
 
 def _wrong_role(engine: Engine, role: str) -> InputError:
@@ -92,7 +165,7 @@ def _wrong_role(engine: Engine, role: str) -> InputError:
     )
 
 
-def _not_built(engine: Engine) -> InputError:
+def _not_rules(engine: Engine) -> InputError:
     return InputError(
-        f"engines of kind {engine.kind} are not available yet", f"engines/{engine.name}.yaml", "Use kind: rules"
+        f"engines of kind {engine.kind} are asked row by row", f"engines/{engine.name}.yaml", "Use kind: rules"
     )

@@ -122,13 +122,13 @@ def read_batch(lake: Lake, run: SourceRun) -> Batch:
     table = open_table(uri)
     if table is None:
         raise InputError("the source has no table", uri, "Run ingest first")
-    caption, status = caption_columns(run.captioner.name)
-    label, _ = label_columns(run.classifier.name)
-    for stage, name in (("fingerprint", "tier"), ("caption", status), ("classify", label)):
+    caption, status = caption_columns(run.captioner.name)[:2]
+    label, _, labelled, *_ = label_columns(run.classifier.name)
+    for stage, name in (("fingerprint", "tier"), ("caption", status), ("classify", labelled)):
         if name not in table.schema.names:
             raise InputError(f"the table has no column {name}", uri, f"Run {stage} for batch {run.batch} first")
     derived = ("caption", "caption_ok", "label")
-    columns = [name for name in COLUMNS.names if name not in derived] + ["drop", caption, status, label]
+    columns = [name for name in COLUMNS.names if name not in derived] + ["drop", caption, status, label, labelled]
     where = f"batch = {sql_text(run.batch)}"
     with lance_errors(uri):
         total = table.count_rows(where)
@@ -140,7 +140,7 @@ def read_batch(lake: Lake, run: SourceRun) -> Batch:
     rows = rows.filter(pc.is_null(rows["drop"]))
     _refuse_unfinished(rows["id"], pc.is_null(rows[status]), uri, "caption")
     served = pc.and_(pc.equal(rows[status], "ok"), pc.is_valid(rows[caption]))
-    _refuse_unfinished(rows["id"], pc.and_(served, pc.is_null(rows[label])), uri, "classify")
+    _refuse_unfinished(rows["id"], pc.and_(served, pc.is_null(rows[labelled])), uri, "classify")
     rows = rows.append_column("caption", pc.if_else(served, rows[caption], ""))
     rows = rows.append_column("caption_ok", served).append_column("label", rows[label])
     rows = rows.select([*COLUMNS.names, ROW]).cast(pa.schema([*COLUMNS, (ROW, pa.uint64())]))

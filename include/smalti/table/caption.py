@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image
 from pydantic import Field
@@ -28,7 +27,7 @@ from smalti.images.decode import DecodeError, decode
 from smalti.images.resize import fit_to
 from smalti.lake import Lake
 from smalti.profiles import digest_of
-from smalti.reasons import SkipReason
+from smalti.reasons import SkipReason, Unanswered
 from smalti.settings import SourceRun
 from smalti.table.columns import PROFILE, Chunk, Filling, Results, backfill, batch_table
 from smalti.table.schema import caption_columns
@@ -64,14 +63,13 @@ def caption(lake: Lake, run: SourceRun) -> CaptionReport:
     """
     began = time.monotonic()
     engine, uri = run.captioner, lake.table(run.source.name)
-    name, status = caption_columns(engine.name)
+    columns = caption_columns(engine.name)
     rows = batch_table(uri, run.batch, ["tier"])
     if rows and rows["tier"].null_count:
         raise InputError(
             f"{rows['tier'].null_count} rows of batch {run.batch!r} are not fingerprinted", uri, "Run fingerprint first"
         )
     digest = caption_digest(run)
-    fields = [pa.field(column, pa.string(), metadata={PROFILE: digest}) for column in (name, status)]
     filled = backfill(
         lake,
         run.source.name,
@@ -80,8 +78,8 @@ def caption(lake: Lake, run: SourceRun) -> CaptionReport:
             stage="caption",
             profile=engine.name,
             digest=digest,
-            outputs=pa.schema(fields),
-            marker=status,
+            outputs=columns.fields({PROFILE: digest}),
+            marker=columns.status,
             inputs=("width", "height", "caption_source", "drop"),
             eligible=lambda rows: pc.is_null(rows["drop"]),
             compute=caption_chunk,
@@ -90,9 +88,9 @@ def caption(lake: Lake, run: SourceRun) -> CaptionReport:
             cpus=engine.cpus,
         ),
     )
-    rows = batch_table(uri, run.batch, ["drop", status])
+    rows = batch_table(uri, run.batch, ["drop", columns.status])
     dropped = collections.Counter(rows["drop"].drop_null().to_pylist() if rows else ())
-    states = collections.Counter(rows[status].to_pylist() if rows else ())
+    states = collections.Counter(rows[columns.status].to_pylist() if rows else ())
     if states[FAILED]:
         dropped[SkipReason.CAPTION_FAILED.value] = states[FAILED]
     report = CaptionReport(
@@ -131,10 +129,14 @@ def caption_chunk(chunk: Chunk, settings: CaptionSettings) -> Results:
         if result.status != OK:
             log.warning("caption: %s failed: %s", rows[index]["id"], result.detail)
         results[index] = result
-    name, status = caption_columns(settings.engine.name)
+    columns = caption_columns(settings.engine.name)
     return {
-        name: [result.text if result.status == OK else None for result in results],
-        status: [result.status for result in results],
+        columns.text: [result.text if result.status == OK else None for result in results],
+        columns.status: [result.status for result in results],
+        columns.finish: [None] * len(results),
+        columns.tokens: [None] * len(results),
+        columns.attempts: [1] * len(results),
+        columns.reason: [None if result.status == OK else Unanswered.ERROR for result in results],
         "detail": [result.detail for result in results],
     }
 

@@ -7,7 +7,6 @@ import functools
 import logging
 import time
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
@@ -42,8 +41,8 @@ def classify(lake: Lake, run: SourceRun) -> ClassifyReport:
     """
     began = time.monotonic()
     engine, uri = run.classifier, lake.table(run.source.name)
-    text, status = caption_columns(run.captioner.name)
-    label, score = label_columns(engine.name)
+    text, status = caption_columns(run.captioner.name)[:2]
+    columns = label_columns(engine.name)
     rows = batch_table(uri, run.batch, ["drop", status])
     waiting = rows.filter(pc.and_(pc.is_null(rows["drop"]), pc.is_null(rows[status]))).num_rows if rows else 0
     if waiting:
@@ -52,10 +51,6 @@ def classify(lake: Lake, run: SourceRun) -> ClassifyReport:
         )
     # The captions are part of what a label says: one column never holds labels of two captioners' words.
     digest = digest_of(engine.digest, caption_digest(run))
-    outputs = pa.schema([
-        pa.field(label, pa.string(), metadata={PROFILE: digest}),
-        pa.field(score, pa.float32(), metadata={PROFILE: digest}),
-    ])
     filled = backfill(
         lake,
         run.source.name,
@@ -64,8 +59,8 @@ def classify(lake: Lake, run: SourceRun) -> ClassifyReport:
             stage="classify",
             profile=engine.name,
             digest=digest,
-            outputs=outputs,
-            marker=label,
+            outputs=columns.fields({PROFILE: digest}),
+            marker=columns.status,
             inputs=(text, status),
             eligible=lambda rows: pc.fill_null(pc.equal(rows[status], OK), False),
             compute=classify_chunk,
@@ -74,8 +69,8 @@ def classify(lake: Lake, run: SourceRun) -> ClassifyReport:
             cpus=engine.cpus,
         ),
     )
-    rows = batch_table(uri, run.batch, [status, label])
-    labels = collections.Counter(rows[label].drop_null().to_pylist() if rows else ())
+    rows = batch_table(uri, run.batch, [status, columns.label])
+    labels = collections.Counter(rows[columns.label].drop_null().to_pylist() if rows else ())
     report = ClassifyReport(
         stage="classify",
         seconds=round(time.monotonic() - began, 3),
@@ -92,9 +87,15 @@ def classify(lake: Lake, run: SourceRun) -> ClassifyReport:
 def classify_chunk(chunk: Chunk, settings: tuple[Engine, str]) -> Results:
     """Label and score of each row of a chunk of captions."""
     engine, captioner = settings
-    label, score = label_columns(engine.name)
-    results = _classifier(engine).classify(chunk.rows[caption_columns(captioner)[0]].to_pylist())
-    return {label: [result.label.value for result in results], score: [result.score for result in results]}
+    columns = label_columns(engine.name)
+    results = _classifier(engine).classify(chunk.rows[caption_columns(captioner).text].to_pylist())
+    return {
+        columns.label: [result.label.value for result in results],
+        columns.score: [result.score for result in results],
+        columns.status: [OK] * len(results),
+        columns.attempts: [1] * len(results),
+        columns.reason: [None] * len(results),
+    }
 
 
 @functools.lru_cache(maxsize=1)

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -96,7 +97,7 @@ def describe(lake: Lake, source: Source) -> dict[str, Any]:
     table = store.open_table(uri)
     names = table.schema.names if table is not None else []
     states = [name for name in names if name.startswith("caption_") and name.endswith("_status")]
-    labels = [name for name in names if name.startswith("label_") and not name.endswith("_score")]
+    labels = profile_columns(names, "label_")
     with store.lance_errors(uri):
         rows = table.to_table(columns=["batch", "tier", "drop", *states, *labels]) if table is not None else None
     rejects: collections.Counter[str] = collections.Counter()
@@ -120,12 +121,16 @@ def describe(lake: Lake, source: Source) -> dict[str, Any]:
 def wanted_indices(schema: pa.Schema) -> list[tuple[str, str]]:
     """Column and kind of each index the table should have: words of captions, exact values of the rest."""
     kinds = dict.fromkeys(BTREE, "BTREE") | dict.fromkeys(BITMAP, "BITMAP")
-    for name in schema.names:
-        if name.startswith("caption_"):
-            kinds[name] = "BITMAP" if name.endswith("_status") else "INVERTED"
-        elif name.startswith("label_") and not name.endswith("_score"):
-            kinds[name] = "BITMAP"
+    kinds["caption_source"] = "INVERTED"
+    for prefix, kind in (("caption_", "INVERTED"), ("label_", "BITMAP")):
+        for name in profile_columns(schema.names, prefix):
+            kinds |= {name: kind, f"{name}_status": "BITMAP", f"{name}_reason": "BITMAP"}
     return [(name, kind) for name, kind in kinds.items() if name in schema.names]
+
+
+def profile_columns(names: Sequence[str], prefix: str) -> list[str]:
+    """The columns that hold what profiles say, without those that say how they came to it."""
+    return [name for name in names if name.startswith(prefix) and f"{name}_status" in names]
 
 
 def fragment_rows(rows: int, size: int) -> int:

@@ -7,6 +7,8 @@ of its own, so that the words of two profiles never mix.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -67,13 +69,46 @@ def column_name(prefix: str, profile: str) -> str:
     return f"{prefix}_{re.sub('[^a-z0-9]', '_', profile)}"
 
 
-def caption_columns(profile: str) -> tuple[str, str]:
-    """The caption and its status (ok, failed; null: not asked for yet) of a captioner's profile."""
+class CaptionColumns(NamedTuple):
+    """The columns of a captioner's profile, in the order of `fields`."""
+
+    text: str
+    status: str
+    finish: str
+    tokens: str
+    attempts: str
+    reason: str
+
+    def fields(self, metadata: dict[bytes, str]) -> pa.Schema:
+        """text; ok or failed, null until the row is done; why the model stopped; tokens and attempts; a fault."""
+        return _fields(self, (pa.string(), pa.string(), pa.string(), pa.int32(), pa.int16(), pa.string()), metadata)
+
+
+class LabelColumns(NamedTuple):
+    """The columns of a classifier's profile, in the order of `fields`."""
+
+    label: str
+    score: str
+    status: str
+    attempts: str
+    reason: str
+
+    def fields(self, metadata: dict[bytes, str]) -> pa.Schema:
+        """A Label; 0 to 1, null if the classifier states none; ok or failed, null until the row is done; attempts; a fault."""
+        return _fields(self, (pa.string(), pa.float32(), pa.string(), pa.int16(), pa.string()), metadata)
+
+
+def caption_columns(profile: str) -> CaptionColumns:
+    """The names of the columns of a captioner's profile."""
     name = column_name("caption", profile)
-    return name, f"{name}_status"
+    return CaptionColumns(name, *(f"{name}_{field}" for field in CaptionColumns._fields[1:]))
 
 
-def label_columns(profile: str) -> tuple[str, str]:
-    """The label and its score (0 to 1) of a classifier's profile."""
+def label_columns(profile: str) -> LabelColumns:
+    """The names of the columns of a classifier's profile."""
     name = column_name("label", profile)
-    return name, f"{name}_score"
+    return LabelColumns(name, *(f"{name}_{field}" for field in LabelColumns._fields[1:]))
+
+
+def _fields(names: Sequence[str], types: Sequence[pa.DataType], metadata: dict[bytes, str]) -> pa.Schema:
+    return pa.schema([pa.field(name, kind, metadata=metadata) for name, kind in zip(names, types, strict=True)])
