@@ -17,9 +17,10 @@ from smalti import objects
 from smalti.errors import ConflictError, InputError, LakeError
 from smalti.lake import Lake
 from smalti.sources.inventory import stage
-from smalti.table import columns, store
-from smalti.table.columns import PROFILE, Chunk, Filled, Filling, Results, backfill, batch_table, chunk_digest
+from smalti.table import columns, store, target
+from smalti.table.columns import Chunk, Filled, Filling, Results, backfill
 from smalti.table.ingest import ingest
+from smalti.table.target import PROFILE, batch_table, chunk_digest
 from tests.sources.making import Made, picture, rows_of, simple
 
 asked: list[str] = []
@@ -184,7 +185,7 @@ def test_a_run_that_dies_anywhere_is_completed_and_asks_no_recorded_row_again(
 
 def recorded_rows(lake: Lake) -> list[str]:
     uris = [info.uri for info in objects.list_objects(f"{lake.root}/progress/made/measure/ruler")]
-    return [row for uri in uris for row in columns._checkpoint(uri)["id"].to_pylist()]
+    return [row for uri in uris for row in target.read_checkpoint(uri)["id"].to_pylist()]
 
 
 def test_a_compute_that_fails_keeps_what_was_done(lake: Lake, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +204,7 @@ def test_a_compute_that_fails_keeps_what_was_done(lake: Lake, table: str, monkey
 
 def race(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], Any], times: int = 1) -> None:
     """Do something after the fragments were written and before they are committed."""
-    real = columns._fold_fragment
+    real = target._fold_fragment
     raced: list[bool] = []
 
     def fold(task: Any) -> Any:
@@ -213,20 +214,20 @@ def race(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], Any], times: i
             meanwhile()
         return written
 
-    monkeypatch.setattr(columns, "_fold_fragment", fold)
+    monkeypatch.setattr(target, "_fold_fragment", fold)
 
 
 def test_rows_appended_meanwhile_are_kept(lake: Lake, made: Made, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made.put("images/p8.jpg", picture(8))
     made.table([{"file": f"p{n}.jpg", "caption": ""} for n in range(9)])
     written: list[int] = []
-    real = columns._fold_fragment
+    real = target._fold_fragment
 
     def counted(task: Any) -> Any:
         written.append(task.fragment)
         return real(task)
 
-    monkeypatch.setattr(columns, "_fold_fragment", counted)
+    monkeypatch.setattr(target, "_fold_fragment", counted)
     race(monkeypatch, lambda: add(lake, made, "b2"))
     backfill(lake, "made", "b1", filling())
     assert sizes(lake) == {**expected(), "made/p8.jpg": None}
@@ -273,7 +274,7 @@ def test_writers_that_never_stop_end_in_one_line_and_keep_the_checkpoints(
 ) -> None:
     monkeypatch.setattr("smalti.table.store.time.sleep", lambda _: None)
     numbers = iter(range(100))
-    real = columns._scan
+    real = target._scan
 
     def scan(*args: Any, **kwargs: Any) -> pa.Table:
         rows = real(*args, **kwargs)
@@ -282,7 +283,7 @@ def test_writers_that_never_stop_end_in_one_line_and_keep_the_checkpoints(
         return rows
 
     with monkeypatch.context() as patch:
-        patch.setattr(columns, "_scan", scan)
+        patch.setattr(target, "_scan", scan)
         with pytest.raises(ConflictError, match="other writers committed first"):
             backfill(lake, "made", "b1", filling())
     assert backfill(lake, "made", "b1", filling()) == Filled(computed=0, resumed=8)

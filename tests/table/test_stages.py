@@ -26,6 +26,7 @@ from smalti.table import classify as classify_module
 from smalti.table import columns as columns_module
 from smalti.table import fingerprint as fingerprint_module
 from smalti.table import ingest as ingest_module
+from smalti.table import target as target_module
 from smalti.table.caption import caption, caption_digest, shown
 from smalti.table.classify import classify
 from smalti.table.fingerprint import fingerprint
@@ -313,7 +314,7 @@ def test_tasks_and_their_outcomes_travel_to_other_processes(
             there, what = pickle.loads(packed)
             yield pickle.loads(pickle.dumps(there(what)))
 
-    for module in (ingest_module, columns_module):
+    for module in (ingest_module, columns_module, target_module):
         monkeypatch.setattr(module, "map_tasks", over_the_wire)
     for each in (stage, ingest, fingerprint, caption, classify):
         each(lake, made.run())

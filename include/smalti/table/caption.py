@@ -29,8 +29,9 @@ from smalti.lake import Lake
 from smalti.profiles import digest_of
 from smalti.reasons import SkipReason, Unanswered
 from smalti.settings import SourceRun
-from smalti.table.columns import PROFILE, Chunk, Filling, Results, backfill, batch_table
+from smalti.table.columns import Chunk, Filling, Results, backfill
 from smalti.table.schema import caption_columns
+from smalti.table.target import PROFILE, batch_table
 
 log = logging.getLogger("smalti")
 

@@ -19,8 +19,9 @@ from smalti.images.fingerprint import fingerprint as fingerprint_of
 from smalti.lake import Lake
 from smalti.reasons import DropReason
 from smalti.settings import SourceRun
-from smalti.table.columns import Chunk, Filling, Results, backfill, batch_table
+from smalti.table.columns import Chunk, Filling, Results, backfill
 from smalti.table.schema import FINGERPRINT
+from smalti.table.target import batch_table
 
 log = logging.getLogger("smalti")
 
