@@ -30,7 +30,7 @@ def map_tasks(
     memory); otherwise the items run here, one after another. The first error is raised; what has already been
     yielded stays done, and no task that is still waiting is started.
     """
-    if not _ray_is_up():
+    if not ray_is_up():
         yield from map(function, items)
         return
     import ray
@@ -55,7 +55,7 @@ def map_tasks(
             ray.cancel(task)
 
 
-def _ray_is_up() -> bool:
+def ray_is_up() -> bool:
     """Without importing Ray where nobody has."""
     import sys
 

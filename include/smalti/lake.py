@@ -67,6 +67,20 @@ class Lake:
     def checkpoint(self, source: str, stage: str, profile: str, chunk: str) -> str:
         return self._uri("progress", source, stage, profile, f"{chunk}.parquet")
 
+    def answers(self, source: str, stage: str, profile: str, digest: str, batch: str) -> str:
+        """What an engine has said of a batch's rows, one checkpoint a chunk."""
+        return self._uri("progress", source, stage, profile, digest[:16], batch, "answers")
+
+    def answer(self, source: str, stage: str, profile: str, digest: str, batch: str, name: str) -> str:
+        return self._uri("progress", source, stage, profile, digest[:16], batch, "answers", f"{name}.parquet")
+
+    def spent(self, source: str, stage: str, profile: str, digest: str, batch: str) -> str:
+        """What engines have cost so far: GPU seconds, by driver."""
+        return self._uri("progress", source, stage, profile, digest[:16], batch, "spent")
+
+    def spent_note(self, source: str, stage: str, profile: str, digest: str, batch: str, name: str) -> str:
+        return self._uri("progress", source, stage, profile, digest[:16], batch, "spent", f"{name}.json")
+
     def shard_progress(self, source: str, part: str, tier: int, ar: str, number: int) -> str:
         """What the writer of one shard recorded after the shard was there."""
         return self._uri("progress", source, "shard", part, f"{tier}-{ar}-{number:05d}.json")

@@ -146,9 +146,9 @@ DEATHS = [
     ("after the second chunk", columns, "_work_out", True, 1),
     ("before the second checkpoint", objects, "create_bytes", False, 1),
     ("after the second checkpoint", objects, "create_bytes", True, 1),
-    ("before the fold", columns, "_fold", False, 0),
-    ("in the second fragment", columns, "_fold_fragment", False, 1),
-    ("after the last fragment", columns, "_fold_fragment", True, 2),
+    ("before the fold", columns, "fold", False, 0),
+    ("in the second fragment", target, "_fold_fragment", False, 1),
+    ("after the last fragment", target, "_fold_fragment", True, 2),
     ("before the commit", lance.LanceDataset, "commit", False, 0),
     ("after the commit", lance.LanceDataset, "commit", True, 0),
 ]
@@ -299,7 +299,7 @@ def test_a_profile_that_changed_under_its_name_is_refused(lake: Lake, table: str
 
 def test_checkpoints_of_another_digest_are_not_used(lake: Lake, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(columns, "_fold", lambda *_: None)
+        patch.setattr(columns, "fold", lambda *_: None)
         backfill(lake, "made", "b1", filling())
     lance.dataset(table).drop_columns(["size", "word"])
     assert backfill(lake, "made", "b1", filling("two", factor=2)).computed == 8

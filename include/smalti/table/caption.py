@@ -20,18 +20,26 @@ from pydantic import Field
 
 from smalti.accounting import Accounted
 from smalti.config import Engine
-from smalti.engines.base import Captioner, CaptionInput, CaptionResult, open_captioner
+from smalti.engines.asking import Answered
+from smalti.engines.base import Captioner, CaptionInput, CaptionResult, Question, open_captioner
 from smalti.errors import EngineError, InputError, SmaltiError
 from smalti.images.buckets import Bucket, Fit, bucket_of
 from smalti.images.decode import DecodeError, decode
 from smalti.images.resize import fit_to
 from smalti.lake import Lake
+from smalti.pipeline.executors import EngineWork
+from smalti.pipeline.fill import fill
+from smalti.pipeline.meter import EngineUse
+from smalti.pipeline.plan import Chunk as EngineChunk
+from smalti.pipeline.plan import Place
+from smalti.pipeline.worker import Prepared
 from smalti.profiles import digest_of
 from smalti.reasons import SkipReason, Unanswered
 from smalti.settings import SourceRun
+from smalti.table import store
 from smalti.table.columns import Chunk, Filling, Results, backfill
-from smalti.table.schema import caption_columns
-from smalti.table.target import PROFILE, batch_table
+from smalti.table.schema import CaptionColumns, caption_columns
+from smalti.table.target import PROFILE, Target, batch_table
 
 log = logging.getLogger("smalti")
 
@@ -44,6 +52,8 @@ class CaptionReport(Accounted):
 
     profile: str
     computed: int = Field(ge=0, description="rows that this run asked the captioner about")
+    failed: dict[str, int] = Field({}, description="why rows have no caption -> rows")
+    use: EngineUse | None = Field(None, description="what the engines of this run did; kind rules: nothing is said")
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ def caption(lake: Lake, run: SourceRun) -> CaptionReport:
     """Caption the batch's eligible rows that have no caption of this profile yet.
 
     Raises:
-        InputError: the batch is not fingerprinted, or the profile was changed under the same name.
+        InputError: the batch is not fingerprinted, the profile was changed under the same name, or the budget is used up.
         EngineError: the captioner cannot run; the chunks that were done stay.
     """
     began = time.monotonic()
@@ -70,26 +80,8 @@ def caption(lake: Lake, run: SourceRun) -> CaptionReport:
         raise InputError(
             f"{rows['tier'].null_count} rows of batch {run.batch!r} are not fingerprinted", uri, "Run fingerprint first"
         )
-    digest = caption_digest(run)
-    filled = backfill(
-        lake,
-        run.source.name,
-        run.batch,
-        Filling(
-            stage="caption",
-            profile=engine.name,
-            digest=digest,
-            outputs=columns.fields({PROFILE: digest}),
-            marker=columns.status,
-            inputs=("width", "height", "caption_source", "drop"),
-            eligible=lambda rows: pc.is_null(rows["drop"]),
-            compute=caption_chunk,
-            settings=CaptionSettings(engine, run.source.encoding.fit, run.source.max_pixels),
-            chunk_rows=lambda _: engine.batch_size,
-            cpus=engine.cpus,
-        ),
-    )
-    rows = batch_table(uri, run.batch, ["drop", columns.status])
+    computed, use = _fill(lake, run)
+    rows = batch_table(uri, run.batch, ["drop", columns.status, columns.reason])
     dropped = collections.Counter(rows["drop"].drop_null().to_pylist() if rows else ())
     states = collections.Counter(rows[columns.status].to_pylist() if rows else ())
     if states[FAILED]:
@@ -101,10 +93,55 @@ def caption(lake: Lake, run: SourceRun) -> CaptionReport:
         rows_out=states[OK],
         dropped=dict(sorted(dropped.items())),
         profile=engine.name,
-        computed=filled.computed,
+        computed=computed,
+        failed=dict(sorted(collections.Counter(rows[columns.reason].drop_null().to_pylist() if rows else ()).items())),
+        use=use,
     )
     log.info("caption: %d rows in, %d captioned, left out %s", report.rows_in, report.rows_out, report.dropped)
     return report
+
+
+def caption_target(run: SourceRun) -> Target:
+    """The columns of the run's captioner, and whose rows they are for."""
+    columns, digest = caption_columns(run.captioner.name), caption_digest(run)
+    return Target(
+        stage="caption",
+        profile=run.captioner.name,
+        digest=digest,
+        outputs=columns.fields({PROFILE: digest}),
+        marker=columns.status,
+        inputs=("width", "height", "caption_source", "drop"),
+        eligible=lambda rows: pc.is_null(rows["drop"]),
+    )
+
+
+def caption_work(run: SourceRun) -> EngineWork:
+    """How engines of kind vllm and openai caption."""
+    columns = caption_columns(run.captioner.name)
+    return EngineWork(
+        profile=run.captioner,
+        prepare=prepare_pictures,
+        settings=CaptionSettings(run.captioner, run.source.encoding.fit, run.source.max_pixels),
+        columns=functools.partial(answers_to_columns, columns),
+        outputs=columns.fields({}),
+    )
+
+
+def _fill(lake: Lake, run: SourceRun) -> tuple[int, EngineUse | None]:
+    """Rows that this run asked about, and what its engines did."""
+    target = caption_target(run)
+    if run.captioner.kind != "rules":
+        place = Place(lake, run.source.name, run.batch, target)
+        filled = fill(place, caption_work(run), max_gpu_hours=run.max_gpu_hours)
+        return filled.computed, filled.use
+    filling = Filling(
+        **vars(target),
+        compute=caption_chunk,
+        settings=CaptionSettings(run.captioner, run.source.encoding.fit, run.source.max_pixels),
+        chunk_rows=lambda _: run.captioner.batch_size,
+        cpus=run.captioner.cpus,
+    )
+    return backfill(lake, run.source.name, run.batch, filling).computed, None
 
 
 def caption_digest(run: SourceRun) -> str:
@@ -139,6 +176,38 @@ def caption_chunk(chunk: Chunk, settings: CaptionSettings) -> Results:
         columns.attempts: [1] * len(results),
         columns.reason: [None if result.status == OK else Unanswered.ERROR for result in results],
         "detail": [result.detail for result in results],
+    }
+
+
+def prepare_pictures(chunk: EngineChunk, settings: CaptionSettings) -> Prepared:
+    """Each picture of a chunk as the captioner is shown it; one that cannot be decoded is answered for here."""
+    ids = chunk.rows["id"].to_pylist()
+    questions: list[Question | None] = [None] * len(ids)
+    answered = {}
+    prompt = settings.engine.prompt
+    assert prompt is not None
+    assert prompt.text is not None
+    pictures = store.read_images(chunk.table, chunk.version, chunk.rows["_rowid"].to_pylist())
+    for index, data in enumerate(pictures):
+        try:
+            image = shown(decode(data, settings.max_pixels), settings.fit, settings.engine.max_pixels)
+        except DecodeError as error:
+            answered[index] = Answered(None, FAILED, Unanswered.NO_PICTURE, str(error))
+            continue
+        questions[index] = Question(ids[index], prompt.text.user, image)
+    return Prepared(chunk.checkpoint, ids, chunk.rows["sha256"].to_pylist(), questions, answered)
+
+
+def answers_to_columns(columns: CaptionColumns, answers: Sequence[Answered]) -> Results:
+    """The columns of a captioner's profile from its answers, and `detail` for the checkpoint."""
+    return {
+        columns.text: [each.text for each in answers],
+        columns.status: [each.status for each in answers],
+        columns.finish: [each.finish for each in answers],
+        columns.tokens: [each.tokens for each in answers],
+        columns.attempts: [each.attempts for each in answers],
+        columns.reason: [each.reason for each in answers],
+        "detail": [each.detail for each in answers],
     }
 
 

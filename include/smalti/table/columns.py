@@ -24,9 +24,6 @@ from smalti.table.target import Target, check_profile, chunk_digest, eligible_ro
 
 log = logging.getLogger("smalti")
 
-READ_IMAGES = 16
-"""Pictures a task reads from the table at once."""
-
 Results = dict[str, list[Any]]
 
 
@@ -46,12 +43,8 @@ class Chunk:
 
     def images(self, indices: Sequence[int]) -> Iterator[tuple[int, bytes]]:
         """Index and bytes of each picture asked for, in that order, a few in memory at a time."""
-        table = store.open_table(self.table, self.version)
-        for start in range(0, len(indices), READ_IMAGES):
-            some = indices[start : start + READ_IMAGES]
-            with store.lance_errors(self.table):
-                blobs = table.read_blobs("image", ids=[self.addresses[i] for i in some], preserve_order=True)
-            yield from zip(some, (bytes(data) for _, data in blobs), strict=True)
+        addresses = [self.addresses[index] for index in indices]
+        yield from zip(indices, store.read_images(self.table, self.version, addresses), strict=True)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ STORAGE_VERSION = "2.2"
 
 TRIES = 10
 
+READ_IMAGES = 16
+"""Pictures a task reads from the table at once."""
+
 Result = TypeVar("Result")
 
 
@@ -118,6 +121,15 @@ def append_fragments(table: Any, fragments: Sequence[Any]) -> Any:
         read_version=table.version,
         storage_options=objects.lance_options(table.uri),
     )
+
+
+def read_images(uri: str, version: int, addresses: Sequence[int]) -> Iterator[bytes]:
+    """The bytes of the pictures at these row addresses, in their order, a few in memory at a time."""
+    table = open_table(uri, version)
+    for start in range(0, len(addresses), READ_IMAGES):
+        with lance_errors(uri):
+            blobs = table.read_blobs("image", ids=list(addresses[start : start + READ_IMAGES]), preserve_order=True)
+        yield from (bytes(data) for _, data in blobs)
 
 
 def retried(uri: str, once: Callable[[], Result], tries: int = TRIES) -> Result:

@@ -1,0 +1,1 @@
+"""Engines that are asked row by row: plan, prepare, ask, check, checkpoint, fold."""

@@ -1,0 +1,233 @@
+"""Where chunks are prepared and asked about: on a Ray cluster with Ray Data, or in threads of this process."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from smalti.compute import ray_is_up
+from smalti.config import Engine
+from smalti.engines.base import open_engine
+from smalti.errors import SmaltiError
+from smalti.pipeline.plan import Chunk
+from smalti.pipeline.wire import (
+    chunk_from_arrow,
+    chunk_to_arrow,
+    done_from_arrow,
+    done_to_arrow,
+    prepared_from_arrow,
+    prepared_to_arrow,
+)
+from smalti.pipeline.worker import Columns, Done, Opener, Prepared, Worker
+
+BLOCKS = 4000
+"""Blocks of chunks that a plan is cut into at most: Ray Data keeps account of each."""
+
+AHEAD = 2
+"""Chunks that wait at an engine beside those that its threads are at."""
+
+
+@dataclass(frozen=True)
+class EngineWork:
+    """How an engine's stage works on its chunks. Picklable: the functions are at the top of modules.
+
+    Attributes:
+        profile: of the engines.
+        prepare: from (chunk, settings) to what can be asked.
+        columns, outputs: see Worker.
+        prepare_cpus: CPUs of one preparation task.
+        opener: makes an engine.
+    """
+
+    profile: Engine
+    prepare: Callable[[Chunk, Any], Prepared]
+    settings: Any
+    columns: Columns
+    outputs: pa.Schema
+    prepare_cpus: float = 1.0
+    opener: Opener = open_engine
+
+    @property
+    def threads(self) -> int:
+        """Chunks that one engine has at once: twice its slots, since those of a chunk end at different times."""
+        return 2 * math.ceil(self.profile.concurrency / self.profile.batch_size) + 1
+
+
+class Running:
+    """An execution: iterate over what is done, and tell the engines to stop."""
+
+    def __init__(self, engines: int, done: Iterator[Done], stop: Callable[[], None]) -> None:
+        self.engines = engines
+        self._done, self.stop = done, stop
+
+    def __iter__(self) -> Iterator[Done]:
+        return self._done
+
+
+def engines_for(profile: Engine) -> int:
+    """How many engines the cluster is to run: what the profile says, else one for the GPUs of each, at least one."""
+    if profile.engines is not None:
+        return profile.engines
+    if not (ray_is_up() and profile.gpus):
+        return 1
+    import ray
+
+    return max(1, int(ray.cluster_resources().get("GPU", 0)) // profile.gpus)
+
+
+def execute(work: EngineWork, chunks: Sequence[Chunk]) -> Running:
+    """Start: with Ray initialised on its cluster, otherwise here."""
+    return _on_ray(work, chunks) if ray_is_up() else _here(work, chunks)
+
+
+# Here
+
+
+def _here(work: EngineWork, chunks: Sequence[Chunk]) -> Running:
+    stop = threading.Event()
+    return Running(1, _run_here(work, chunks, stop), stop.set)
+
+
+def _run_here(work: EngineWork, chunks: Sequence[Chunk], stop: threading.Event) -> Iterator[Done]:
+    """One engine. Threads prepare, as many at a time as there are CPUs, and bring it what they have prepared."""
+    worker = Worker(work.profile, work.outputs, work.columns, stop.is_set, work.opener)
+    cpus = threading.BoundedSemaphore(os.cpu_count() or 1)
+
+    def one(chunk: Chunk) -> Done:
+        with cpus:
+            prepared = work.prepare(chunk, work.settings)
+        return worker.work(prepared)
+
+    pool = concurrent.futures.ThreadPoolExecutor(work.threads)
+    waiting: set[concurrent.futures.Future[Done]] = set()
+    try:
+        for chunk in chunks:
+            waiting.add(pool.submit(one, chunk))
+            if len(waiting) > work.threads + AHEAD:
+                done, waiting = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
+                yield from (each.result() for each in done)
+        for each in concurrent.futures.as_completed(waiting):
+            yield each.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        worker.close()
+
+
+# On Ray
+
+
+def _on_ray(work: EngineWork, chunks: Sequence[Chunk]) -> Running:
+    import ray
+
+    engines = engines_for(work.profile)
+    switch: Any = ray.remote(num_cpus=0)(_Switch).remote()
+    return Running(engines, _run_on_ray(work, chunks, engines, switch), lambda: ray.get(switch.stop.remote()))
+
+
+class _Switch:
+    """An actor: engines stop when it is on."""
+
+    def __init__(self) -> None:
+        self._on = False
+
+    def stop(self) -> None:
+        self._on = True
+
+    def stopped(self) -> bool:
+        return self._on
+
+
+def _run_on_ray(work: EngineWork, chunks: Sequence[Chunk], engines: int, switch: Any) -> Iterator[Done]:
+    """Ray Data: tasks prepare, a pool of actors asks; what is prepared waits in the object store, and Ray bounds it."""
+    import ray
+    from ray.data import ActorPoolStrategy, DataContext
+
+    context = DataContext.get_current()
+    context.enable_progress_bars = False
+    context.target_max_block_size = (
+        1  # a chunk is one row, and so one block: it goes to an engine as soon as it is prepared
+    )
+    size = math.ceil(len(chunks) / BLOCKS)
+    blocks = [
+        pa.concat_tables(chunk_to_arrow(chunk) for chunk in chunks[at : at + size])
+        for at in range(0, len(chunks), size)
+    ]
+    threads, shared = work.threads, ray.put(work)
+    profile = work.profile
+    dataset = (
+        ray.data
+        .from_arrow(blocks)
+        .map_batches(_prepare, batch_size=1, batch_format="pyarrow", fn_args=(shared,), num_cpus=work.prepare_cpus)
+        .map_batches(
+            _EngineActor,
+            batch_size=1,
+            batch_format="pyarrow",
+            fn_constructor_args=(shared, switch),
+            num_cpus=profile.cpus,
+            num_gpus=profile.gpus or None,
+            compute=ActorPoolStrategy(
+                size=engines,
+                max_tasks_in_flight_per_actor=threads + AHEAD,
+                max_concurrent_calls_per_actor=threads,
+                enable_true_multi_threading=True,
+            ),
+        )
+    )
+    try:
+        for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+            yield from done_from_arrow(batch)
+    except Exception as error:
+        raise _ours(error) from error
+
+
+def _prepare(batch: pa.Table, shared: Any) -> pa.Table:
+    work = _shared(shared)
+    return prepared_to_arrow(work.prepare(chunk_from_arrow(batch), work.settings))
+
+
+class _EngineActor:
+    """A Worker in an actor. What goes wrong when it is made is said when it is first asked: Ray then hands it on."""
+
+    def __init__(self, shared: Any, switch: Any) -> None:
+        import ray
+
+        work = _shared(shared)
+
+        def wants_stop() -> bool:
+            return bool(ray.get(switch.stopped.remote()))
+
+        self._worker = Worker(work.profile, work.outputs, work.columns, wants_stop, work.opener)
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        return done_to_arrow(self._worker.work(prepared_from_arrow(batch)))
+
+
+def _shared(reference: Any) -> EngineWork:
+    """What the driver put into the object store for all tasks."""
+    import ray
+
+    work: EngineWork = ray.get(reference) if isinstance(reference, ray.ObjectRef) else reference
+    return work
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def _ours(error: BaseException) -> BaseException:
+    """The error of ours that Ray has wrapped, or the error as it is."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, SmaltiError):
+            return seen
+        cause = getattr(seen, "cause", None)
+        if isinstance(cause, SmaltiError):
+            return cause
+        seen = seen.__cause__ or (cause if isinstance(cause, BaseException) else None)
+    return error
