@@ -197,7 +197,7 @@ def test_each_status_that_passes_is_asked_again(status: int) -> None:
         ("429", "HTTP 429: a planned fault"),
         ("500", "HTTP 500: a planned fault"),
         ("503", "HTTP 503"),
-        ("reset", "Read(Error|Timeout)"),
+        ("reset", "ReadError"),
         ("stall", "no answer within 0.1 s"),
         ("cut-body", "RemoteProtocolError"),
     ],
@@ -205,7 +205,7 @@ def test_each_status_that_passes_is_asked_again(status: int) -> None:
 def test_a_server_that_never_answers_stops_the_stage(name: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openai, "TRIES", 4)
     with serve_openai(faults=always(name)) as server:
-        with pytest.raises(EngineError, match=f"no answer about s/p/1 in [0-9]+ tries; the last: {says}") as stopped:
+        with pytest.raises(EngineError, match=f"no answer about s/p/1 in 4 tries; the last: {says}") as stopped:
             ask(profile(server.base_url, timeout=0.1))
         assert stopped.value.where == server.base_url
         assert server.asked["row-1"] == 4 or (name == "429" and server.asked["row-1"] > 4)
@@ -486,14 +486,14 @@ def test_every_row_is_answered_once_whatever_goes_wrong(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("MY_KEY", KEY)
-    with serve_openai(faults=seeded(7, share=0.4)) as server:
-        made = profile(server.base_url, key={"env": "MY_KEY"}, concurrency=64, timeout=0.7)
+    with serve_openai(faults=seeded(7, share=0.33)) as server:
+        made = profile(server.base_url, key={"env": "MY_KEY"}, concurrency=32, timeout=1.0)
         got = ask_all(made, 300, coloured)
         assert {id: each.text for id, each in got.items()} == {f"s/p/{n}": f"about row-{n}" for n in range(300)}
         assert {each.attempts for each in got.values()} == {1}  # a server's fault is no attempt of the model's
         shown = {f"row-{n}": hashlib.sha256(picture_bytes(coloured(n))).hexdigest() for n in range(300)}
         assert {each.row: each.sha256 for each in server.last} == shown
         assert len(set(shown.values())) == 300
-        assert sum(server.failed.values()) > 100
+        assert sum(server.failed.values()) > 80
         assert set(server.answered) == set(shown)
     assert_no_key(caplog.text + repr(got))

@@ -31,7 +31,8 @@ KEY_VARIABLE: Final = "SMALTI_ENGINE_KEY"
 """Environment variable that holds the secret of the Airflow connection which a profile's `key.connection` names."""
 
 TRIES = 8
-"""How often a row is sent before the server counts as unable to answer it; a 429 is borne for the profile's timeout, too."""
+"""How often a row is sent before the server counts as unable to answer it; a 429 counts once no row
+was answered for the profile's timeout."""
 
 FIRST_PAUSE = 0.5
 """Seconds, at most, before the second try; each further pause may be twice as long."""
@@ -160,7 +161,7 @@ class _OpenAI:
             InputError: the server refuses the key or does not know the model.
         """
         body = await asyncio.to_thread(_body, self._profile, self._system, question, sampling)
-        tries, all_garbage, answered, began = 0, True, self._answered, _now()
+        tries, all_garbage, began = 0, True, _now()
         while True:
             async with self._slots:
                 await self._quiet()
@@ -170,13 +171,10 @@ class _OpenAI:
             if not got.passes:
                 self._judge(got)
             all_garbage = all_garbage and got.kind == "garbage"
-            # A server at its limit answers some and puts off others: that a row was put off says nothing while answers come.
-            if got.status != 429 or self._answered == answered:
+            # A server at its limit answers some and puts off others: being put off says nothing until answers stay away.
+            if got.status != 429 or _now() - max(began, self._answered_at) >= self._profile.timeout:
                 tries += 1
-            answered = self._answered
-            # Nor does it while answers that were begun together are still being made.
-            waits = got.status == 429 and _now() - max(began, self._answered_at) < self._profile.timeout
-            if tries >= TRIES and not waits:
+            if tries >= TRIES:
                 break
             await asyncio.sleep(_pause(tries))
         if all_garbage and self._answered:
@@ -184,7 +182,7 @@ class _OpenAI:
         fix = "See that the server runs and is not overloaded, then start the task again: it goes on where it stopped"
         if all_garbage:
             fix = "See that `base_url` is that of a chat completions server, up to and with /v1"
-        raise EngineError(f"no answer about {question.id} in {tries} tries; the last: {got.what}", self._base_url, fix)
+        raise EngineError(f"no answer about {question.id} in {TRIES} tries; the last: {got.what}", self._base_url, fix)
 
     async def close(self) -> None:
         """Close the connections."""
