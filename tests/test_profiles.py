@@ -68,6 +68,8 @@ def test_a_classifier_must_be_shown_the_caption(root: Path) -> None:
         ({"prompt": None}, "kind vllm needs `prompt`"),
         ({"kind": "openai"}, "kind openai needs `base_url`"),
         ({"kind": "openai", "base_url": "http://h/v1", "gpus": 1}, "kind openai takes no `gpus`"),
+        ({"kind": "openai", "base_url": "http://ada:pass@h/v1"}, "holds no user, password"),
+        ({"kind": "openai", "base_url": "http://h/v1?api-key=x"}, "holds no user, password, query"),
         ({"revision": "main"}, "revision"),
         ({"name": "source"}, "source's own captions"),
     ],
@@ -75,6 +77,12 @@ def test_a_classifier_must_be_shown_the_caption(root: Path) -> None:
 def test_what_a_kind_needs_is_said(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         engine(**changes)
+
+
+def test_a_password_in_an_address_is_not_repeated() -> None:
+    with pytest.raises(ValidationError) as refused:
+        engine(kind="openai", base_url="http://ada:pass-7731@h/v1")
+    assert "7731" not in str(refused.value)
 
 
 def test_only_what_decides_the_words_is_in_a_profiles_digest() -> None:

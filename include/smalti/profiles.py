@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -81,7 +82,7 @@ class Key(Strict):
     connection: str | None = Field(None, description="Airflow connection: its password goes to the job sealed")
 
 
-class Engine(Strict):
+class Engine(Strict, hide_input_in_errors=True):
     """One file in include/engines: a profile of a captioner or a classifier."""
 
     name: Name
@@ -93,7 +94,9 @@ class Engine(Strict):
     architecture: str | None = Field(None, description="overrides what the checkpoint says of its class")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     max_model_len: int | None = Field(None, ge=64, description="tokens of picture, prompt and answer together")
-    arguments: dict[str, Any] = Field({}, description="further arguments of vLLM's engine, as they are")
+    arguments: dict[str, Any] = Field(
+        {}, description="further arguments of vLLM's engine; kind openai: fields of each request, null leaves one out"
+    )
     prompt: Prompt | None = None
     thinking: bool = Field(False, description="let a reasoning model think aloud first")
     sampling: Sampling = Sampling()
@@ -118,6 +121,14 @@ class Engine(Strict):
         if name == "source":
             raise ValueError("`source` is the name of the source's own captions")
         return name
+
+    @field_validator("base_url")
+    @classmethod
+    def _no_secret_in_it(cls, url: str | None) -> str | None:
+        parts = urlsplit(url or "")
+        if "@" in parts.netloc or parts.query or parts.fragment:  # it is shown in errors and logs
+            raise ValueError("a server's address holds no user, password, query or fragment: name its key in `key`")
+        return url
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Engine:
