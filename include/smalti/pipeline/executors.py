@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
@@ -27,8 +28,13 @@ from smalti.pipeline.wire import (
 )
 from smalti.pipeline.worker import Columns, Done, Opener, Prepared, Worker
 
+log = logging.getLogger("smalti")
+
 BLOCKS = 4000
 """Blocks of chunks that a plan is cut into at most: Ray Data keeps account of each."""
+
+SMALL = 16
+"""CPUs below which a fraction of one is worth the care."""
 
 AHEAD = 2
 """Chunks that wait at an engine beside those that its threads are at."""
@@ -42,7 +48,6 @@ class EngineWork:
         profile: of the engines.
         prepare: from (chunk, settings) to what can be asked.
         columns, outputs: see Worker.
-        prepare_cpus: CPUs of one preparation task.
         opener: makes an engine.
     """
 
@@ -51,7 +56,6 @@ class EngineWork:
     settings: Any
     columns: Columns
     outputs: pa.Schema
-    prepare_cpus: float = 1.0
     opener: Opener = open_engine
 
     @property
@@ -159,17 +163,18 @@ def _run_on_ray(work: EngineWork, chunks: Sequence[Chunk], engines: int, switch:
         pa.concat_tables(chunk_to_arrow(chunk) for chunk in chunks[at : at + size])
         for at in range(0, len(chunks), size)
     ]
-    threads, shared = work.threads, ray.put(work)
-    profile = work.profile
+    threads, profile = work.threads, work.profile
     dataset = (
         ray.data
         .from_arrow(blocks)
-        .map_batches(_prepare, batch_size=1, batch_format="pyarrow", fn_args=(shared,), num_cpus=work.prepare_cpus)
+        .map_batches(
+            _prepare, batch_size=1, batch_format="pyarrow", fn_args=(work,), num_cpus=_prepare_cpus(profile, engines)
+        )
         .map_batches(
             _EngineActor,
             batch_size=1,
             batch_format="pyarrow",
-            fn_constructor_args=(shared, switch),
+            fn_constructor_args=(work, switch),
             num_cpus=profile.cpus,
             num_gpus=profile.gpus or None,
             compute=ActorPoolStrategy(
@@ -187,18 +192,33 @@ def _run_on_ray(work: EngineWork, chunks: Sequence[Chunk], engines: int, switch:
         raise _ours(error) from error
 
 
-def _prepare(batch: pa.Table, shared: Any) -> pa.Table:
-    work = _shared(shared)
+def _prepare_cpus(profile: Engine, engines: int) -> float:
+    """CPUs of a preparation task: about one, so that a whole number of tasks fits beside the engines.
+
+    Where engines take 0.1 of two CPUs, a task that asks for one whole would leave nine tenths of a CPU idle; of one CPU, it
+    would never start.
+    """
+    import ray
+
+    left = float(ray.cluster_resources().get("CPU", 0)) - engines * profile.cpus
+    if left <= 0:
+        log.warning(
+            "the engines take all CPUs that the cluster has now; preparation waits until it grows. Lower `cpus` of %s otherwise",
+            profile.name,
+        )
+        return 1.0
+    return math.floor(100 * left / math.ceil(left)) / 100 if left < SMALL else 1.0
+
+
+def _prepare(batch: pa.Table, work: EngineWork) -> pa.Table:
     return prepared_to_arrow(work.prepare(chunk_from_arrow(batch), work.settings))
 
 
 class _EngineActor:
     """A Worker in an actor. What goes wrong when it is made is said when it is first asked: Ray then hands it on."""
 
-    def __init__(self, shared: Any, switch: Any) -> None:
+    def __init__(self, work: EngineWork, switch: Any) -> None:
         import ray
-
-        work = _shared(shared)
 
         def wants_stop() -> bool:
             return bool(ray.get(switch.stopped.remote()))
@@ -207,17 +227,6 @@ class _EngineActor:
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         return done_to_arrow(self._worker.work(prepared_from_arrow(batch)))
-
-
-def _shared(reference: Any) -> EngineWork:
-    """What the driver put into the object store for all tasks."""
-    import ray
-
-    work: EngineWork = ray.get(reference) if isinstance(reference, ray.ObjectRef) else reference
-    return work
-
-
-E = TypeVar("E", bound=BaseException)
 
 
 def _ours(error: BaseException) -> BaseException:
