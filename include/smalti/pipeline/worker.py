@@ -103,6 +103,8 @@ class Worker:
         self._opened = time.time()
         self._slots = _Slots(profile.concurrency)
         self._stopping = threading.Event()
+        self._at_work = threading.Condition()
+        self._chunks = 0
         self._closing = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name=f"engine {self.name}")
@@ -120,18 +122,17 @@ class Worker:
         self._opening.result()
         if objects.exists(chunk.checkpoint):
             return self._done(chunk, ())
-        if self._stopping.is_set():
-            self._slots.wait_until_free()
-            return self._done(chunk, (), stopped=True)
-        answers = asyncio.run_coroutine_threadsafe(self._answer(chunk), self._loop).result()
-        results = self._columns(answers)
-        columns = {"id": pa.array(chunk.ids, pa.string()), "sha256": pa.array(chunk.sha256, pa.string())}
-        for output in self._outputs:
-            columns[output.name] = pa.array(results[output.name], output.type)
-        for name in results.keys() - columns.keys():
-            columns[name] = pa.array(results[name], pa.string())
-        objects.create_bytes(chunk.checkpoint, parquet_bytes(pa.table(columns), {}))  # of two at once the first counts
-        return self._done(chunk, answers)
+        with self._at_work:
+            if self._stopping.is_set():  # said only when nothing is being answered any more: then the driver may leave
+                self._at_work.wait_for(lambda: self._chunks == 0)
+                return self._done(chunk, (), stopped=True)
+            self._chunks += 1
+        try:
+            return self._done(chunk, self._answer_and_keep(chunk))
+        finally:
+            with self._at_work:
+                self._chunks -= 1
+                self._at_work.notify_all()
 
     def close(self) -> None:
         """Close the engine and end its loop."""
@@ -143,6 +144,17 @@ class Worker:
 
     async def _open(self, opener: Opener) -> None:
         self._engine = await opener(self._profile)
+
+    def _answer_and_keep(self, chunk: Prepared) -> list[Answered]:
+        answers = asyncio.run_coroutine_threadsafe(self._answer(chunk), self._loop).result()
+        results = self._columns(answers)
+        columns = {"id": pa.array(chunk.ids, pa.string()), "sha256": pa.array(chunk.sha256, pa.string())}
+        for output in self._outputs:
+            columns[output.name] = pa.array(results[output.name], output.type)
+        for name in results.keys() - columns.keys():
+            columns[name] = pa.array(results[name], pa.string())
+        objects.create_bytes(chunk.checkpoint, parquet_bytes(pa.table(columns), {}))  # of two at once the first counts
+        return answers
 
     async def _answer(self, chunk: Prepared) -> list[Answered]:
         answers = dict(chunk.answered)
@@ -194,8 +206,6 @@ class _Slots:
         self._first = 0.0
         self._since = 0.0
         self._busy = 0.0
-        self._idle = threading.Event()
-        self._idle.set()
 
     async def __aenter__(self) -> None:
         await self._free.acquire()
@@ -210,10 +220,6 @@ class _Slots:
         self._count(0)
         return self._first, self._busy
 
-    def wait_until_free(self) -> None:
-        """Wait until no place is taken."""
-        self._idle.wait()
-
     def _count(self, change: int) -> None:
         with self._lock:
             now = time.time()
@@ -223,4 +229,3 @@ class _Slots:
                 self._first = now
             self._since = now
             self._taken += change
-            (self._idle.clear if self._taken else self._idle.set)()
