@@ -94,9 +94,9 @@ class Meter:
         working, busy = self._working()
         now = self.clock()
         then, rows, tokens, worked, was_busy = self._last
-        self._last = (now, self.rows, self.tokens, working, busy)
         if not self.rows:
             return f"{self.stage}: 0 of {self.total} rows, the engines are starting"
+        self._last = (now, self.rows, self.tokens, working, busy)
         start = then or min(engine.first for engine in self._engines.values() if engine.first)
         seconds, share = max(now - start, 1e-3), _share(busy - was_busy, working - worked)
         speed = (self.rows - rows) / seconds
