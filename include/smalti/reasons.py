@@ -78,7 +78,7 @@ class SkipReason(_Reason):
     """
 
     OPTOUT = "optout", "its owner asked for it"
-    SUPERSEDED = "superseded", "the source delivered the key again with other bytes"
+    SUPERSEDED = "superseded", "the source delivered the key again, or a later part has it"
     DENYLIST = "denylist", "a denylist of the dataset names it"
     LICENCE = "licence", "its licence is not on the dataset's list"
     CAPTION_FAILED = "caption_failed", "no captioner described it"

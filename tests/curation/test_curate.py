@@ -130,6 +130,35 @@ def test_what_a_superseded_sample_was_labelled_does_not_matter_any_more(lake: La
     }
 
 
+@pytest.mark.parametrize(
+    ("accepted", "left"),
+    [
+        (("one",), {1: [SkipReason.CAPTIONER]}),
+        (("two",), {0: [SkipReason.CAPTIONER]}),
+        (None, {0: [SkipReason.SUPERSEDED]}),
+        (("one", "two"), {0: [SkipReason.SUPERSEDED]}),
+        (("three",), {0: [SkipReason.CAPTIONER], 1: [SkipReason.CAPTIONER]}),
+    ],
+)
+def test_of_two_captioners_the_one_that_a_dataset_names_is_served(
+    accepted: tuple[str, ...] | None, left: dict[int, list[SkipReason]]
+) -> None:
+    import polars as pl
+
+    both = [SAMPLE | {"captioner": "one", "order": 0}, SAMPLE | {"captioner": "two", "order": 1}]
+    frame = pl.DataFrame(both, schema_overrides={"licence": pl.String, "label": pl.String})
+    assert decide(frame, Drops(captioners=accepted), frozenset(), {}).reasons == left
+
+
+def test_a_picture_that_was_replaced_is_not_served_for_its_captioner() -> None:
+    import polars as pl
+
+    both = [SAMPLE | {"captioner": "one", "order": 0}, SAMPLE | {"captioner": "two", "order": 1, "sha256": "new"}]
+    frame = pl.DataFrame(both, schema_overrides={"licence": pl.String, "label": pl.String})
+    reasons = decide(frame, Drops(captioners=("one",)), frozenset(), {}).reasons
+    assert reasons == {0: [SkipReason.SUPERSEDED], 1: [SkipReason.CAPTIONER]}
+
+
 def test_the_priority_of_a_source_breaks_a_tie(lake: Lake) -> None:
     same = stored(picture(1))
     for name in ("demo", "other"):

@@ -127,9 +127,9 @@ def decide(frame: Any, drops: Drops, denied: frozenset[str], priorities: Mapping
         for row in rows:
             reasons.setdefault(row, set()).add(reason)
 
-    frame = frame.with_row_index("row")
+    frame = mark_current(frame.with_row_index("row"), drops)
     rules = {
-        SkipReason.SUPERSEDED: pl.col("order") < pl.col("order").max().over("id"),
+        SkipReason.SUPERSEDED: ~pl.col("current") & (pl.col("accepted") | ~pl.col("newest")),
         SkipReason.DENYLIST: pl.col("id").is_in(sorted(denied)),
         SkipReason.CAPTION_FAILED: ~pl.col("caption_ok"),
         SkipReason.LABEL_FAILED: pl.col("caption_ok") & pl.col("label").is_null(),
@@ -138,14 +138,14 @@ def decide(frame: Any, drops: Drops, denied: frozenset[str], priorities: Mapping
     if drops.licences is not None:
         rules[SkipReason.LICENCE] = ~pl.col("licence").is_in(list(drops.licences)).fill_null(False)
     if drops.captioners is not None:
-        rules[SkipReason.CAPTIONER] = ~pl.col("captioner").is_in(list(drops.captioners))
+        rules[SkipReason.CAPTIONER] = ~pl.col("accepted")
     for label in drops.labels:
         rules[_LABELS[label]] = (pl.col("label") == str(label)).fill_null(False)
     marked = frame.with_columns(**{str(reason): rule for reason, rule in rules.items()})
     for reason in rules:
         leave_out(marked.filter(pl.col(str(reason)))["row"].to_list(), reason)
 
-    live = marked.filter(~pl.col(str(SkipReason.SUPERSEDED)))
+    live = marked.filter(pl.col("current"))
     rows = dict(zip(live["id"].to_list(), live["row"].to_list(), strict=True))
     spread_from: dict[int, str] = {}
     if Label.NSFW in drops.labels:
@@ -159,6 +159,25 @@ def decide(frame: Any, drops: Drops, denied: frozenset[str], priorities: Mapping
     leave_out(list(duplicate_of), SkipReason.DUPLICATE)
     ordered = {row: sorted(found, key=_PRECEDENCE.__getitem__) for row, found in reasons.items()}
     return Decisions(ordered, duplicate_of, spread_from)
+
+
+def mark_current(frame: Any, drops: Drops) -> Any:
+    """Which sample of an id may be served: of the newest picture, by a captioner that is accepted, in the newest part.
+
+    So a picture that two captioners described, each in a part of its own, is served with the words of the one that the dataset
+    names; and a picture that the source has replaced is not, whoever described it.
+
+    Adds `accepted` (the captioner is), `newest` (the picture is), `current` (one sample an id).
+    """
+    import polars as pl
+
+    named = pl.lit(True) if drops.captioners is None else pl.col("captioner").is_in(list(drops.captioners))
+    frame = frame.with_columns(
+        accepted=named, newest=pl.col("sha256") == pl.col("sha256").sort_by("order").last().over("id")
+    )
+    better = pl.col("newest").cast(pl.Int64) + (pl.col("newest") & pl.col("accepted")).cast(pl.Int64)
+    rank = better * (pl.col("order").max() + 1) + pl.col("order")
+    return frame.with_columns(rank=rank).with_columns(current=pl.col("rank") == pl.col("rank").max().over("id"))
 
 
 def declared_reasons(drops: Drops) -> tuple[SkipReason, ...]:
