@@ -12,13 +12,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import images, loader, shards
+from benchmarks import images, loader, pipeline, shards
 from benchmarks.measure import Comparison
 
 SUITES: tuple[Callable[[Path], Iterator[Comparison]], ...] = (
     images.compare_all,
     shards.compare_all,
     loader.compare_all,
+    pipeline.compare_all,
 )
 
 

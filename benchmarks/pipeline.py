@@ -9,28 +9,46 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import io
+import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from smalti.config import Engine
+import pyarrow as pa
+
+from benchmarks.measure import Comparison
+from smalti.config import Columns, Engine, Source
 from smalti.engines.base import Answer, Question
+from smalti.lake import Lake
+from smalti.objects import list_objects
+from smalti.pipeline.executors import EngineWork
+from smalti.pipeline.fill import fill
+from smalti.pipeline.meter import EngineUse
+from smalti.pipeline.plan import Chunk, Place, open_newest, plan_chunks
 from smalti.profiles import Prompt, PromptText, Sampling
+from smalti.settings import SourceRun
+from smalti.table.caption import caption_target, caption_work
+from smalti.table.classify import classify_target, classify_work
+from smalti.table.schema import caption_columns, table_schema
+from smalti.table.target import read_checkpoint
 
 TEXT = PromptText(user="Caption this image: {caption}")
 PROMPT = Prompt(name="bench", sha256=TEXT.sha256, text=TEXT)
 
 
 class TimerEngine:
-    """Answers a row a fixed time after it was asked."""
+    """Answers a row a fixed time after it was asked. The answer is when that was, in UNIX seconds."""
 
-    def __init__(self, seconds: float, text: str) -> None:
-        self._seconds, self._text = seconds, text
+    def __init__(self, seconds: float, label: str | None) -> None:
+        self._seconds, self._label = seconds, label
 
     async def ask(self, question: Question, sampling: Sampling) -> Answer:
+        asked = time.time()
         await asyncio.sleep(self._seconds)
-        return Answer(self._text, "stop", 120)
+        return Answer(self._label or repr(asked), "stop", 120)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -39,27 +57,15 @@ class TimerEngine:
 async def open_timer(profile: Engine) -> TimerEngine:
     """`rate` rows a second with `concurrency` of them at a time."""
     assert profile.rate is not None
-    return TimerEngine(
-        profile.concurrency / profile.rate, "visual" if profile.role == "classifier" else "A photograph."
-    )
+    return TimerEngine(profile.concurrency / profile.rate, "visual" if profile.role == "classifier" else None)
 
 
-def profile(rate: float, concurrency: int = 32, batch_size: int = 8, **changes: Any) -> Engine:
-    """A captioner of this rate."""
+def profile(rate: float, role: Literal["captioner", "classifier"], **changes: Any) -> Engine:
+    """A profile of this rate."""
     return Engine(
-        name="timer",
-        role="captioner",
-        kind="openai",
-        model="timer",
-        base_url="http://nowhere/v1",
-        prompt=PROMPT,
-        checks=None,
-        rate=rate,
-        concurrency=concurrency,
-        batch_size=batch_size,
-        cpus=0.01,
-        **changes,
-    )
+        name="timer", role=role, kind="openai", model="timer", base_url="http://nowhere/v1", prompt=PROMPT,
+        checks=None, rate=rate, cpus=0.01, engines=1, **{"concurrency": 16, "batch_size": 8, **changes},
+    )  # fmt: skip
 
 
 def jpegs(width: int = 1280, height: int = 960) -> list[bytes]:
@@ -76,21 +82,13 @@ def jpegs(width: int = 1280, height: int = 960) -> list[bytes]:
     return found
 
 
-def make_table(folder: Path, rows: int, captioned: str = "") -> tuple[Any, Any]:
+def make_table(folder: Path, rows: int, captioned: str = "") -> tuple[Lake, SourceRun]:
     """A lake whose source `bench` has one batch of so many rows, ready to be captioned; and its run.
 
     Args:
         captioned: a captioner whose captions the rows have already.
     """
-    import hashlib
-
     import lance
-    import pyarrow as pa
-
-    from smalti.config import Columns, Source
-    from smalti.lake import Lake
-    from smalti.settings import SourceRun
-    from smalti.table.schema import caption_columns, table_schema
 
     source = Source(
         name="bench",
@@ -99,13 +97,15 @@ def make_table(folder: Path, rows: int, captioned: str = "") -> tuple[Any, Any]:
         table="t.csv",
         columns=Columns(key="file", caption="caption"),
     )
-    run = SourceRun(source=source, batch="b1", captioner=profile(20), classifier=profile(200))
+    run = SourceRun(
+        source=source, batch="b1", captioner=profile(20, "captioner"), classifier=profile(200, "classifier")
+    )
     lake, photos = Lake.at(str(folder)), jpegs()
     columns = caption_columns(captioned).fields({}) if captioned else pa.schema([])
     schema = pa.schema([*table_schema(None), *columns])
     for start in range(0, rows, 500):
         numbers = range(start, min(rows, start + 500))
-        images = [photos[n % len(photos)] for n in numbers]
+        images = [b"never read" if captioned else photos[n % len(photos)] for n in numbers]
         values: dict[str, list[Any]] = {
             "id": [f"bench/{n:06d}.jpg" for n in numbers],
             "image": images,
@@ -132,3 +132,90 @@ def make_table(folder: Path, rows: int, captioned: str = "") -> tuple[Any, Any]:
             pa.Table.from_arrays(arrays, schema=schema), lake.table("bench"), mode="append", data_storage_version="2.2"
         )
     return lake, run
+
+
+RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.5, 2.0)
+"""Rate of the engine to rate of the preparation."""
+
+CYCLES = 10
+"""Times that an engine's slots are filled in one run."""
+
+
+def preparation_rate(work: EngineWork, chunks: list[Chunk]) -> float:
+    """Rows a second of the plain function, on one core, without anything around it."""
+    rows, began = 0, time.perf_counter()
+    for chunk in chunks:
+        rows += len(work.prepare(chunk, work.settings).ids)
+    return rows / (time.perf_counter() - began)
+
+
+def pipeline_rate(lake: Lake, run: SourceRun, only: frozenset[str]) -> tuple[float, EngineUse]:
+    """Rows a second of the whole pipeline between filling the engine's slots and asking about the last row."""
+    place = Place(lake, "bench", "b1", caption_target(run))
+    use = fill(place, dataclasses.replace(caption_work(run), opener=open_timer), only=only).use
+    assert use is not None
+    asked = sorted(
+        float(text)
+        for info in list_objects(place.answers)
+        for text in read_checkpoint(info.uri)["caption_timer"].to_pylist()
+    )
+    slots = run.captioner.concurrency
+    assert len(asked) == len(only)
+    return (len(asked) - slots) / (asked[-1] - asked[slots - 1]), use
+
+
+def captioning(folder: Path, cpus: int) -> Iterator[Comparison]:
+    """Engines of several rates against the preparation of this machine, on a Ray of so many CPUs."""
+    import ray
+
+    lake, run = make_table(folder, 600)
+    work = caption_work(run)
+    place = Place(lake, "bench", "b1", caption_target(run))
+    chunks = plan_chunks(place, open_newest(place), 8).chunks
+    ids = [row for chunk in chunks for row in chunk.rows["id"].to_pylist()]
+    ray.init(
+        num_cpus=cpus, include_dashboard=False, logging_level="ERROR", log_to_driver=False, object_store_memory=1 << 30
+    )
+    try:
+        for number, ratio in enumerate(RATIOS):
+            before = cpus * preparation_rate(work, chunks[:12])
+            rate = before * ratio
+            # Another text of the profile each time: what another run has answered is not taken.
+            captioner = profile(rate, "captioner", max_pixels=(1 << 20) + number)
+            told = run.model_copy(update={"captioner": captioner})
+            got, use = pipeline_rate(lake, told, frozenset(ids[: CYCLES * captioner.concurrency]))
+            after = cpus * preparation_rate(work, chunks[:12])
+            bound = min(rate, statistics.mean((before, after)))
+            name = (
+                f"captions, engine {ratio:g} x preparation on {cpus} CPU, {100 * use.busy:.0f} % busy: {use.bottleneck}"
+            )
+            yield Comparison(name, "rows/s", got, bound, got / bound, got / bound, got / bound)
+    finally:
+        ray.shutdown()
+
+
+def classifying(folder: Path) -> Iterator[Comparison]:
+    """A classifier of 200 captions a second: the rate of the pipeline, from the first question to the last answer."""
+    import ray
+
+    slots, cycles, rate = 512, 12, 200.0
+    lake, run = make_table(folder, slots * cycles, captioned="timer")
+    classifier = profile(rate, "classifier", concurrency=slots, batch_size=slots)
+    run = run.model_copy(update={"captioner": profile(20, "captioner"), "classifier": classifier})
+    place = Place(lake, "bench", "b1", classify_target(run))
+    ray.init(
+        num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False, object_store_memory=1 << 30
+    )
+    try:
+        use = fill(place, dataclasses.replace(classify_work(run), opener=open_timer)).use
+    finally:
+        ray.shutdown()
+    assert use is not None
+    ratio = use.rows_per_second / rate
+    yield Comparison("labels, engine of 200 captions/s", "rows/s", use.rows_per_second, rate, ratio, ratio, ratio)
+
+
+def compare_all(folder: Path) -> Iterator[Comparison]:
+    """Both stages."""
+    yield from captioning(folder / "captions", 1)
+    yield from classifying(folder / "labels")

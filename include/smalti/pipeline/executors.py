@@ -154,7 +154,9 @@ def _run_on_ray(work: EngineWork, chunks: Sequence[Chunk], engines: int, switch:
     from ray.data import ActorPoolStrategy, DataContext
 
     context = DataContext.get_current()
-    context.enable_progress_bars = False
+    context.enable_progress_bars = False  # the meter's lines say more
+    context.issue_detectors_config.detectors = []  # advice on memory that an engine's profile cannot take
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
     context.target_max_block_size = (
         1  # a chunk is one row, and so one block: it goes to an engine as soon as it is prepared
     )

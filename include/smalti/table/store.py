@@ -7,6 +7,7 @@ refused commit is decided again on the newest version.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import random
 import re
@@ -125,11 +126,17 @@ def append_fragments(table: Any, fragments: Sequence[Any]) -> Any:
 
 def read_images(uri: str, version: int, addresses: Sequence[int]) -> Iterator[bytes]:
     """The bytes of the pictures at these row addresses, in their order, a few in memory at a time."""
-    table = open_table(uri, version)
+    table = _pinned(uri, version)
     for start in range(0, len(addresses), READ_IMAGES):
         with lance_errors(uri):
             blobs = table.read_blobs("image", ids=list(addresses[start : start + READ_IMAGES]), preserve_order=True)
         yield from (bytes(data) for _, data in blobs)
+
+
+@functools.lru_cache(maxsize=4)
+def _pinned(uri: str, version: int) -> Any:
+    """A version of a table never changes, and opening it costs a task as much as reading a picture or two."""
+    return open_table(uri, version)
 
 
 def retried(uri: str, once: Callable[[], Result], tries: int = TRIES) -> Result:
