@@ -181,7 +181,7 @@ def test_the_model_is_the_one_that_transformers_loads() -> None:
 
 
 @pytest.mark.parametrize("kind", ["vllm", "openai"])
-def test_kinds_that_are_not_built_are_refused_by_name(kind: str) -> None:
+def test_kinds_that_are_asked_row_by_row_are_no_captioner_of_lists(kind: str) -> None:
     for role, opened in (("captioner", open_captioner), ("classifier", open_classifier)):
         text = {"user": "{caption}"}
         prompt = {"name": "p", "sha256": PromptText.model_validate(text).sha256, "text": text}
@@ -194,7 +194,7 @@ def test_kinds_that_are_not_built_are_refused_by_name(kind: str) -> None:
             "prompt": prompt,
         }
         engine = Engine.model_validate(fields)
-        with pytest.raises(InputError, match=f"engines/big.yaml: engines of kind {kind} are not available yet"):
+        with pytest.raises(InputError, match=f"engines/big.yaml: engines of kind {kind} are asked row by row"):
             opened(engine)
 
 

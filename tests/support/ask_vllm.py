@@ -1,7 +1,8 @@
 """What vLLM and transformers say, as JSON: `python -m tests.support.ask_vllm TASK.json`, in .venv-vllm.
 
-The task names the tiny models, photographs and captions; answers go to its `out`. Engines are opened in a thread with an event
-loop of its own, as a job's actors do it. Each model is loaded once.
+The task names photographs and captions; answers go to its `out`, the tiny models to its `models`. Engines are opened in a thread
+with an event loop of its own, as a job's actors do it. Each model is loaded once. The process ends by killing itself while the
+second engine is open: what is left of it is for the test to look at.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from PIL import Image
 from smalti.engines.asking import answer
 from smalti.engines.base import AsyncEngine, Question, RowError, open_engine
 from smalti.profiles import Engine, PromptText
-from smalti.reasons import Label
+from tests.support.tiny_models import make_models
 
 SHOWN = 400_000
 """Pixels of a photograph here: at most 391 tokens, which fit."""
@@ -33,9 +36,13 @@ def profile_of(name: str, role: str, model: Path, user: str, **more: Any) -> Eng
     text = PromptText(system="You look.", user=user)
     prompt = {"name": "tiny", "sha256": text.sha256, "text": text.model_dump()}
     fields = {"name": name, "role": role, "kind": "vllm", "model": str(model), "prompt": prompt, "dtype": "float32"}
-    return Engine.model_validate(
-        {**fields, "max_model_len": 768, "concurrency": 16, "sampling": {"max_tokens": GREEDY}, **more}
-    )
+    return Engine.model_validate({
+        **fields,
+        "max_model_len": 768,
+        "concurrency": 16,
+        "sampling": {"max_tokens": GREEDY},
+        **more,
+    })
 
 
 def photograph(path: str) -> Image.Image:
@@ -51,102 +58,105 @@ async def ask(engine: AsyncEngine, profile: Engine, question: Question) -> list[
         return ["row error", str(error)]
 
 
+def record(engine: Any) -> dict[str, list[int]]:
+    """Tokens of each answer by the question's id, as they come: texts would hide which bytes a broken character had."""
+    found: dict[str, list[int]] = {}
+    generate = engine._engine.generate
+
+    async def recorded(*given: Any, request_id: str, **more: Any) -> AsyncIterator[Any]:
+        async for each in generate(*given, request_id=request_id, **more):
+            found[request_id.split("-", 1)[1]] = list(each.outputs[0].token_ids)
+            yield each
+
+    engine._engine.generate = recorded
+    return found
+
+
 async def describe(models: Path, photos: list[str]) -> dict[str, Any]:
     """Photographs, and among them a picture and a prompt that are too long; then the same through `answer`."""
-    profile = profile_of("tiny-eyes", "captioner", models / "qwen3-vl", "Describe the picture.")
     user = "Describe the picture."
+    profile = profile_of("tiny-eyes", "captioner", models / "qwen3-vl", user)
     questions = [Question(path, user, photograph(path)) for path in photos]
     wide = Question("wide", user, Image.new("RGB", (1024, 1024), (200, 40, 40)))
     long = Question("long", "word " * 900, photograph(photos[0]))
     started = time.monotonic()
     engine: Any = await open_engine(profile)
-    seconds = time.monotonic() - started
+    found: dict[str, Any] = {"load_seconds": time.monotonic() - started}
+    tokens = record(engine)
     got = await asyncio.gather(*(ask(engine, profile, each) for each in [wide, *questions, long]))
+    found |= {"wide": got[0], "photos": got[1:-1], "long": got[-1], "tokens": [tokens[path] for path in photos]}
     kept = await asyncio.gather(*(answer(engine, profile, each) for each in [*questions[:2], wide]))
-    written = [engine.prompt(each) for each in questions]
-    before = children()
-    await engine.close()
-    found = {"load_seconds": seconds, "wide": got[0], "photos": got[1:-1], "long": got[-1], "left": await gone(before)}
     found["kept"] = [[each.status, each.reason, each.detail] for each in kept]
-    found["transformers"] = transformers_says(profile, written, [each.image for each in questions])
+    written = [engine.prompt(each) for each in questions]
+    found["open"] = len(children())
+    await engine.close()
+    found["closed"] = len(children())
+    found["transformers"] = transformers_tokens(profile, written, [each.image for each in questions])
     return found
 
 
-async def label(models: Path, captions: list[str]) -> dict[str, Any]:
-    """Captions through `answer`, which takes a label or nothing; and, by a captioner's profile, what is said unconstrained."""
-    profile = profile_of("tiny-label", "classifier", models / "qwen3", "Which label? {caption}")
-    questions = [Question(str(n), f"Which label? {caption}") for n, caption in enumerate(captions)]
+async def label(models: Path, captions: list[str], out: Path, found: dict[str, Any]) -> None:
+    """Captions through `answer`, which takes a label or nothing; then what the model says when it may say anything."""
+    user = "Which label? {caption}"
+    profile = profile_of("tiny-label", "classifier", models / "qwen3", user)
+    questions = [Question(str(n), user.replace("{caption}", caption)) for n, caption in enumerate(captions)]
     started = time.monotonic()
     engine: Any = await open_engine(profile)
-    seconds = time.monotonic() - started
+    said: dict[str, Any] = {"load_seconds": time.monotonic() - started}
     kept = await asyncio.gather(*(answer(engine, profile, each) for each in questions))
-    engine._profile = free = profile.model_copy(update={"role": "captioner"})  # the same model, once without a choice
-    got = await asyncio.gather(*(ask(engine, free, each) for each in questions[:8]))
-    written = [engine.prompt(each) for each in questions[:8]]
-    before = children()
-    await engine.close()
-    return {
-        "load_seconds": seconds,
-        "labels": [[each.text, each.status, each.attempts] for each in kept],
-        "free": got,
-        "left": await gone(before),
-        "transformers": transformers_says(profile, written, None),
-        "allowed": list(Label),
-    }
+    said["labels"] = [[each.text, each.status, each.attempts] for each in kept]
+    engine._profile = profile.model_copy(update={"role": "captioner"})  # the same model without the choice of labels
+    tokens = record(engine)
+    free = questions[:8]
+    await asyncio.gather(*(ask(engine, profile, each) for each in free))
+    said["tokens"] = [tokens[each.id] for each in free]
+    said["transformers"] = transformers_tokens(profile, [engine.prompt(each) for each in free], None)
+    said["processes"] = children()
+    out.write_text(json.dumps({"captioner": found, "classifier": said}))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def transformers_says(profile: Engine, prompts: list[str], images: list[Any] | None) -> list[list[Any]]:
-    """Text, special tokens included, and number of tokens of greedy answers at float32."""
+def transformers_tokens(profile: Engine, prompts: list[str], images: list[Any] | None) -> list[list[int]]:
+    """Greedy answers at float32 for the same prompts and pixels."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
-    kind = AutoModelForImageTextToText if images else AutoModelForCausalLM
+    kind, reader = (AutoModelForImageTextToText, AutoProcessor) if images else (AutoModelForCausalLM, AutoTokenizer)
     model = kind.from_pretrained(profile.model, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(profile.model)
-    processor = AutoProcessor.from_pretrained(profile.model) if images else tokenizer
+    read = reader.from_pretrained(profile.model)
     found = []
     for number, prompt in enumerate(prompts):
         size = {"shortest_edge": 65536, "longest_edge": profile.max_pixels}
         pixels = {"images": [images[number]], "images_kwargs": {"size": size}} if images else {}
-        inputs = processor(text=[prompt], return_tensors="pt", **pixels)
+        inputs = read(text=[prompt], return_tensors="pt", **pixels)
         with torch.inference_mode():
-            said = model.generate(**inputs, max_new_tokens=GREEDY, do_sample=False)[0, inputs["input_ids"].shape[1] :]
-        ended = int(said[-1]) in model.generation_config.eos_token_id
-        words = tokenizer.decode(said[:-1] if ended else said, skip_special_tokens=False)
-        found.append([words, "stop" if ended else "length", len(said)])
+            said = model.generate(**inputs, max_new_tokens=GREEDY, do_sample=False)
+        found.append(said[0, inputs["input_ids"].shape[1] :].tolist())
     return found
 
 
 def children() -> list[int]:
-    """Processes below this one that compute; multiprocessing's own watchman ends with this process."""
+    """Processes below this one that live and compute; multiprocessing's own watchman ends with this process."""
     import psutil
 
-    found = psutil.Process().children(recursive=True)
-    return [each.pid for each in found if "resource_tracker" not in " ".join(each.cmdline())]
-
-
-async def gone(before: list[int]) -> dict[str, int]:
-    """How many processes there were while the engine was open, and how many are there after it was closed."""
-    return {"before": len(before), "after": len(children())}
-
-
-async def hold(models: Path, out: Path) -> None:
-    """Open an engine, say so, and wait to be killed."""
-    await open_engine(profile_of("tiny-label", "classifier", models / "qwen3", "Which label? {caption}"))
-    out.write_text(json.dumps(children()))
-    await asyncio.sleep(600)
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        try:
+            if "resource_tracker" not in " ".join(each.cmdline()):
+                found.append(each.pid)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue  # it has ended since it was listed
+    return found
 
 
 def main(task: dict[str, Any]) -> None:
-    models, out = Path(task["models"]), Path(task["out"])
-    if task["do"] == "hold":
-        asyncio.run(hold(models, out))
-    work = describe(models, task["photos"]) if task["do"] == "describe" else label(models, task["captions"])
-    out.write_text(json.dumps(asyncio.run(work)))
+    models = Path(task["models"])
+    make_models(models)
+    found = asyncio.run(describe(models, task["photos"]))
+    asyncio.run(label(models, task["captions"], Path(task["out"]), found))
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     thread = threading.Thread(target=main, args=[json.loads(Path(sys.argv[1]).read_text())])
     thread.start()
     thread.join()

@@ -83,7 +83,9 @@ def engine_arguments(profile: Engine) -> dict[str, Any]:
         "disable_log_stats": True,
     }
     if profile.gpus <= 1:
-        found["distributed_executor_backend"] = "uni"  # the model lives in EngineCore: one process less to start and feed
+        found["distributed_executor_backend"] = (
+            "uni"  # the model lives in EngineCore: one process less to start and feed
+        )
     if not profile.gpus:
         found["enforce_eager"] = True  # on CPUs compiling takes longer than it saves
     if profile.architecture:
@@ -118,13 +120,13 @@ class VllmEngine:
             prompt["multi_modal_data"] = {"image": question.image}
         last: Any = None
         try:
-            async for last in self._engine.generate(
+            async for each in self._engine.generate(
                 prompt,
                 self._sampling(sampling),
                 request_id=f"{next(self._numbers)}-{question.id}",
                 tokenization_kwargs={"add_special_tokens": False},  # the template has written them
             ):
-                pass
+                last = each
         except EngineDeadError as error:
             raise self._dead(error) from error
         except (VLLMClientError, ValueError) as error:
@@ -161,7 +163,6 @@ class VllmEngine:
     async def close(self) -> None:
         """End the model's process; see AsyncEngine."""
         self._engine.shutdown()
-        self._engine = None  # else vLLM shuts it down once more when Python ends, and fails at it
 
     def _sampling(self, sampling: Sampling) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
