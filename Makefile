@@ -26,7 +26,7 @@ $(VENV)/.installed: requirements.txt pyproject.toml
 
 vllm: $(VLLM)/.installed ## make .venv-vllm: vLLM for CPUs, for the tests
 
-$(VLLM)/.installed: requirements-vllm.txt pyproject.toml $(wildcard tests/support/vllm_cpu/cpu_*) $(VENV)/.installed
+$(VLLM)/.installed: requirements-vllm.txt pyproject.toml $(wildcard tests/support/vllm_cpu/cpu_*) | $(VENV)/.installed
 	$(BIN)/uv venv --quiet --clear --python $(PYTHON) $(VLLM)
 	UV_HTTP_TIMEOUT=300 $(BIN)/uv pip sync --quiet --python $(VLLM)/bin/python $(TORCH_CPU) requirements-vllm.txt
 	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python --no-deps --editable .

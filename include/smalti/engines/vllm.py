@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smalti.engines.base import Answer, AsyncEngine, Question, RowError
-from smalti.engines.vllm_processes import is_installed
+from smalti.engines.vllm_processes import is_called
 from smalti.errors import EngineError, InputError
 from smalti.profiles import Engine, Sampling
 from smalti.reasons import Label
@@ -45,9 +45,9 @@ async def open_vllm(profile: Engine) -> AsyncEngine:
     if importlib.util.find_spec("vllm") is None:
         fix = "Run it in the GPU image, or where requirements-gpu.txt is installed; for CPUs and tests: `make vllm`"
         raise InputError("kind vllm needs vLLM, which is not installed here", where, fix)
-    if not is_installed():
-        fix = "Install it beside vLLM: `pip install --no-deps .`"
-        raise EngineError("smalti is not installed, so a killed job would leave its GPU taken", where, fix)
+    if not is_called():
+        fix = "Install it beside vLLM (`pip install --no-deps .`), and name smalti in VLLM_PLUGINS if that is set"
+        raise EngineError("vLLM does not find smalti's plugin: a killed job would leave its GPU taken", where, fix)
     for name, value in {**ENVIRONMENT, **({} if profile.gpus else CPU_ENVIRONMENT)}.items():
         os.environ.setdefault(name, value)
     try:

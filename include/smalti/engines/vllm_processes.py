@@ -30,6 +30,8 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="smalti-end-with-parent", daemon=True).start()
 
 
-def is_installed() -> bool:
-    """Whether vLLM will find the plugin: smalti is installed, and not only on the path."""
-    return bool(importlib.metadata.entry_points(group=GROUP, name=NAME))
+def is_called() -> bool:
+    """Whether vLLM will call it: smalti is installed, not only on the path, and VLLM_PLUGINS, where set, names it."""
+    named = os.environ.get("VLLM_PLUGINS")
+    installed = bool(importlib.metadata.entry_points(group=GROUP, name=NAME))
+    return installed and (named is None or NAME in named.split(","))
