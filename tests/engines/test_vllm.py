@@ -104,6 +104,15 @@ def test_a_classifier_says_one_of_the_labels_and_nothing_else(said: dict[str, An
     assert {text for text, *_ in labels} <= set(Label)
 
 
+def test_an_engine_that_cannot_load_or_has_died_says_which_model_and_what_to_look_at(said: dict[str, Any]) -> None:
+    errors = said["captioner"]["errors"]
+    assert errors["no model"].startswith("engines/none.yaml: model ")
+    assert "cannot be loaded" in errors["no model"]
+    assert "Look at `model`, `revision`" in errors["no model"]
+    assert errors["killed"].startswith("engines/killed.yaml: the process of model ")
+    assert "lower `concurrency`" in errors["killed"]
+
+
 def is_running(pid: int) -> bool:
     """A zombie holds nothing: it waits for whoever adopted it."""
     try:

@@ -22,6 +22,7 @@ from PIL import Image
 
 from smalti.engines.asking import answer
 from smalti.engines.base import AsyncEngine, Question, RowError, open_engine
+from smalti.errors import EngineError
 from smalti.profiles import Engine, PromptText
 from tests.support.tiny_models import make_models
 
@@ -95,6 +96,27 @@ async def describe(models: Path, photos: list[str]) -> dict[str, Any]:
     return found
 
 
+async def fail(models: Path) -> dict[str, str]:
+    """What is said of a folder that is no model, and by an engine whose process was killed."""
+    user = "{caption}"
+    found: dict[str, str] = {}
+    (models / "none").mkdir()
+    try:
+        await open_engine(profile_of("none", "classifier", models / "none", user))
+    except EngineError as error:
+        found["no model"] = str(error)
+    profile = profile_of("killed", "classifier", models / "qwen3", user)
+    engine = await open_engine(profile)
+    for pid in children():
+        os.kill(pid, signal.SIGKILL)
+    try:
+        await ask(engine, profile, Question("1", "A red car."))
+    except EngineError as error:
+        found["killed"] = str(error)
+    await engine.close()
+    return found
+
+
 async def label(models: Path, captions: list[str], out: Path, found: dict[str, Any]) -> None:
     """Captions through `answer`, which takes a label or nothing; then what the model says when it may say anything."""
     user = "Which label? {caption}"
@@ -153,6 +175,7 @@ def main(task: dict[str, Any]) -> None:
     models = Path(task["models"])
     make_models(models)
     found = asyncio.run(describe(models, task["photos"]))
+    found["errors"] = asyncio.run(fail(models))
     asyncio.run(label(models, task["captions"], Path(task["out"]), found))
 
 

@@ -62,6 +62,9 @@ async def open_vllm(profile: Engine) -> AsyncEngine:
             "The log above has vLLM's reason. Look at `model`, `revision`, `gpus`, `gpu_memory` and `max_model_len`",
         ) from error
     try:
+        await (
+            engine.get_supported_tasks()
+        )  # else the first question asks it, and waits for ever if the process has died
         return VllmEngine(profile, engine)
     except BaseException:
         engine.shutdown()
