@@ -165,7 +165,10 @@ class VllmEngine:
 
     async def close(self) -> None:
         """End the model's process; see AsyncEngine."""
+        manager = self._engine.engine_core.resources.engine_manager
         self._engine.shutdown()
+        for process in manager.processes if manager else ():
+            process.join(10)  # vLLM kills it at last and does not wait until it, and its memory, has gone
 
     def _sampling(self, sampling: Sampling) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
