@@ -107,6 +107,15 @@ def test_an_engine_that_fails_stops_the_stage_and_what_was_answered_stays(lake: 
     assert set(column(lake, "caption_told_status").values()) == {"ok"}
 
 
+def test_an_engine_that_refuses_whatever_it_is_asked_fails_no_row(lake: Lake, run: SourceRun) -> None:
+    def say(question: Question, _: Sampling) -> str:
+        raise RowError("unknown field top_q")
+
+    with pytest.raises(EngineError, match=r"it answered none of the first 2 rows \(unknown field top_q\)"):
+        fill(place_of(lake, run), work_of(run, Told(say)))
+    assert not list(objects.list_objects(place_of(lake, run).answers))
+
+
 def test_an_engine_that_cannot_start_leaves_the_table_as_it_was(lake: Lake, run: SourceRun, told: Told) -> None:
     async def fails(_: object) -> Told:
         raise EngineError("no memory", "told", "Take a smaller model")

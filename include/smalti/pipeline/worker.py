@@ -20,6 +20,8 @@ from smalti import objects
 from smalti.config import Engine
 from smalti.engines.asking import Answered, answer
 from smalti.engines.base import AsyncEngine, Question, open_engine
+from smalti.errors import EngineError
+from smalti.reasons import Unanswered
 from smalti.sources.inventory import parquet_bytes
 
 Opener = Callable[[Engine], Awaitable[AsyncEngine]]
@@ -105,6 +107,7 @@ class Worker:
         self._stopping = threading.Event()
         self._at_work = threading.Condition()
         self._chunks = 0
+        self._answered_once = False
         self._closing = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name=f"engine {self.name}")
@@ -147,6 +150,7 @@ class Worker:
 
     def _answer_and_keep(self, chunk: Prepared) -> list[Answered]:
         answers = asyncio.run_coroutine_threadsafe(self._answer(chunk), self._loop).result()
+        self._refuse_if_never_answered(chunk, answers)
         results = self._columns(answers)
         columns = {"id": pa.array(chunk.ids, pa.string()), "sha256": pa.array(chunk.sha256, pa.string())}
         for output in self._outputs:
@@ -155,6 +159,18 @@ class Worker:
             columns[name] = pa.array(results[name], pa.string())
         objects.create_bytes(chunk.checkpoint, parquet_bytes(pa.table(columns), {}))  # of two at once the first counts
         return answers
+
+    def _refuse_if_never_answered(self, chunk: Prepared, answers: Sequence[Answered]) -> None:
+        """Raise EngineError where an engine has refused all it was asked: then it is not the rows that are wrong."""
+        asked = [each for each, question in zip(answers, chunk.questions, strict=True) if question is not None]
+        errors = [each for each in asked if each.reason == Unanswered.ERROR]
+        self._answered_once = self._answered_once or len(errors) < len(asked)
+        if not self._answered_once and len(errors) > 1:
+            raise EngineError(
+                f"it answered none of the first {len(errors)} rows ({errors[0].detail})",
+                f"engines/{self._profile.name}.yaml",
+                "Mend the profile or the server; no row was recorded as failed",
+            )
 
     async def _answer(self, chunk: Prepared) -> list[Answered]:
         answers = dict(chunk.answered)
