@@ -171,8 +171,12 @@ def find_servers(home: Path) -> Servers | None:
 # Ray
 
 
-def launch_ray(home: Path, env: Mapping[str, str] | None = None, *, cpus: int = 2) -> RayServer:
-    """Start a Ray head without waiting for it (`wait_for_ray` does)."""
+def launch_ray(home: Path, env: Mapping[str, str] | None = None, *, cpus: int = 2, programs: Path = BIN) -> RayServer:
+    """Start a Ray head without waiting for it (`wait_for_ray` does).
+
+    Args:
+        programs: the folder with `ray` and the `python` of its jobs.
+    """
     home = _prepared(home)
     token_file = home / "ray-token"
     if not token_file.exists():
@@ -180,7 +184,7 @@ def launch_ray(home: Path, env: Mapping[str, str] | None = None, *, cpus: int = 
     gcs, dashboard, agent, agent_grpc, runtime_env, agent_metrics, head_metrics = free_ports(7)
     # A Unix socket's path has at most 107 characters, and Ray appends about 65: not below home, which may be deep.
     temp = tempfile.mkdtemp(prefix="smalti-ray-", dir="/tmp")
-    command = [str(BIN / "ray"), "start", "--head", "--block", "--disable-usage-stats", "--no-monitor"]
+    command = [str(programs / "ray"), "start", "--head", "--block", "--disable-usage-stats", "--no-monitor"]
     command += ["--port", str(gcs), "--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard)]
     # All known beforehand: see the hook.
     command += ["--dashboard-agent-listen-port", str(agent), "--dashboard-agent-grpc-port", str(agent_grpc)]
@@ -197,7 +201,9 @@ def launch_ray(home: Path, env: Mapping[str, str] | None = None, *, cpus: int = 
         "DASHBOARD_METRIC_PORT": str(head_metrics),  # 44227 for every head on a machine otherwise
         "RAY_agent_register_timeout_ms": "150000",  # 30 s is too short on a busy machine
     }
-    process = spawn(command, home / "ray.log", _environment(env) | settings, cwd=home)
+    own = _environment(env)
+    own["PATH"] = f"{programs}{os.pathsep}{own['PATH']}"
+    process = spawn(command, home / "ray.log", own | settings, cwd=home)
     server = RayServer(process, f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}", str(token_file), temp)
     _record(home, ray=server)
     return server

