@@ -114,8 +114,13 @@ def test_photographs_get_captions_and_labels(ray_head: RayServer, run: tuple[Lak
     assert (labels["rows_out"], labels["failed"]) == (PHOTOS, {})
 
     columns = ["caption_tiny_captioner", "caption_tiny_captioner_status", "caption_tiny_captioner_finish"]
-    rows = lance.dataset(lake.table("made")).to_table(columns=[*columns, "label_tiny_classifier"]).to_pylist()
+    rows = (
+        lance
+        .dataset(lake.table("made"))
+        .to_table(columns=[*columns, "label_tiny_classifier_of_tiny_captioner"])
+        .to_pylist()
+    )
     assert {row["caption_tiny_captioner_status"] for row in rows} == {"ok"}
     assert {row["caption_tiny_captioner_finish"] for row in rows} <= {"stop", "length"}
     assert len({row["caption_tiny_captioner"] for row in rows}) > PHOTOS // 2  # it saw the pictures
-    assert {row["label_tiny_classifier"] for row in rows} <= {"visual", "text", "nsfw"}
+    assert {row["label_tiny_classifier_of_tiny_captioner"] for row in rows} <= {"visual", "text", "nsfw"}

@@ -80,7 +80,7 @@ class Row:
     def as_dict(self, run: SourceRun) -> dict[str, Any]:
         width, height = self.size or probe(self.image)[1:]
         caption, status = caption_columns(run.captioner.name)[:2]
-        label, score, labelled, *_ = label_columns(run.classifier.name)
+        label, score, labelled, *_ = label_columns(run.classifier.name, run.captioner.name)
         bucket = bucket_of(width, height)
         row = {
             "id": f"{run.source.name}/{self.key}",
@@ -120,7 +120,7 @@ def write_table(lake: Lake, run: SourceRun, rows: Sequence[Row]) -> None:
     import lance
 
     words = caption_columns(run.captioner.name).fields({})
-    labels = label_columns(run.classifier.name).fields({})
+    labels = label_columns(run.classifier.name, run.captioner.name).fields({})
     schema = pa.schema([*table_schema(None), *words, *labels])
     values = [row.as_dict(run) for row in rows]
     columns = [

@@ -46,8 +46,8 @@ def test_labels_are_one_of_three_or_there_is_none(lake: Lake, labelled: tuple[So
     report = classify(lake, both)
     assert (report.rows_in, report.rows_out, report.dropped) == (8, 7, {"label_failed": 1})
     assert (report.labels, report.failed) == ({"text": 1, "visual": 6}, {"no_label": 1})
-    assert column(lake, "label_told")["p2"] is None
-    attempts = column(lake, "label_told_attempts")
+    assert column(lake, "label_told_of_told")["p2"] is None
+    attempts = column(lake, "label_told_of_told_attempts")
     assert attempts == {name: 3 if name == "p2" else 1 for name in attempts}
     assert told.asked["made/p2.jpg"] == both.classifier.attempts
     again: Any = classify(lake, both)

@@ -123,7 +123,7 @@ def read_batch(lake: Lake, run: SourceRun) -> Batch:
     if table is None:
         raise InputError("the source has no table", uri, "Run ingest first")
     caption, status = caption_columns(run.captioner.name)[:2]
-    label, _, labelled, *_ = label_columns(run.classifier.name)
+    label, _, labelled, *_ = label_columns(run.classifier.name, run.captioner.name)
     for stage, name in (("fingerprint", "tier"), ("caption", status), ("classify", labelled)):
         if name not in table.schema.names:
             raise InputError(f"the table has no column {name}", uri, f"Run {stage} for batch {run.batch} first")

@@ -57,7 +57,7 @@ def classify(lake: Lake, run: SourceRun) -> ClassifyReport:
     began = time.monotonic()
     engine, uri = run.classifier, lake.table(run.source.name)
     status = caption_columns(run.captioner.name).status
-    columns = label_columns(engine.name)
+    columns = label_columns(engine.name, run.captioner.name)
     rows = batch_table(uri, run.batch, ["drop", status])
     waiting = rows.filter(pc.and_(pc.is_null(rows["drop"]), pc.is_null(rows[status]))).num_rows if rows else 0
     if waiting:
@@ -87,7 +87,10 @@ def classify(lake: Lake, run: SourceRun) -> ClassifyReport:
 
 def classify_target(run: SourceRun) -> Target:
     """The columns of the run's classifier, and whose rows they are for."""
-    columns, (text, status, *_) = label_columns(run.classifier.name), caption_columns(run.captioner.name)
+    columns, (text, status, *_) = (
+        label_columns(run.classifier.name, run.captioner.name),
+        caption_columns(run.captioner.name),
+    )
     # The captions are part of what a label says: one column never holds labels of two captioners' words.
     digest = digest_of(run.classifier.digest, caption_digest(run))
     return Target(
@@ -103,7 +106,7 @@ def classify_target(run: SourceRun) -> Target:
 
 def classify_work(run: SourceRun) -> EngineWork:
     """How engines of kind vllm and openai classify."""
-    columns = label_columns(run.classifier.name)
+    columns = label_columns(run.classifier.name, run.captioner.name)
     return EngineWork(
         profile=run.classifier,
         prepare=prepare_captions,
@@ -155,7 +158,7 @@ def answers_to_columns(columns: LabelColumns, answers: Sequence[Answered]) -> Re
 def classify_chunk(chunk: Chunk, settings: tuple[Engine, str]) -> Results:
     """Label and score of each row of a chunk of captions."""
     engine, captioner = settings
-    columns = label_columns(engine.name)
+    columns = label_columns(engine.name, captioner)
     results = _classifier(engine).classify(chunk.rows[caption_columns(captioner).text].to_pylist())
     return {
         columns.label: [result.label.value for result in results],

@@ -104,9 +104,9 @@ def caption_columns(profile: str) -> CaptionColumns:
     return CaptionColumns(name, *(f"{name}_{field}" for field in CaptionColumns._fields[1:]))
 
 
-def label_columns(profile: str) -> LabelColumns:
-    """The names of the columns of a classifier's profile."""
-    name = column_name("label", profile)
+def label_columns(classifier: str, captioner: str) -> LabelColumns:
+    """The names of the columns for what a classifier says of a captioner's captions: other words, other labels."""
+    name = f"{column_name('label', classifier)}_of_{column_name('', captioner)[1:]}"
     return LabelColumns(name, *(f"{name}_{field}" for field in LabelColumns._fields[1:]))
 
 
