@@ -27,6 +27,7 @@ from smalti.pipeline.wire import (
     prepared_to_arrow,
 )
 from smalti.pipeline.worker import Columns, Done, Opener, Prepared, Worker
+from smalti.table.target import FOLD_CPUS
 
 log = logging.getLogger("smalti")
 
@@ -195,14 +196,14 @@ def _run_on_ray(work: EngineWork, chunks: Sequence[Chunk], engines: int, switch:
 
 
 def _prepare_cpus(profile: Engine, engines: int) -> float:
-    """CPUs of a preparation task: about one, so that a whole number of tasks fits beside the engines.
+    """CPUs of a preparation task: about one, so that a whole number of tasks fits beside the engines and a fold.
 
     Where engines take 0.1 of two CPUs, a task that asks for one whole would leave nine tenths of a CPU idle; of one CPU, it
     would never start.
     """
     import ray
 
-    left = float(ray.cluster_resources().get("CPU", 0)) - engines * profile.cpus
+    left = float(ray.cluster_resources().get("CPU", 0)) - engines * profile.cpus - FOLD_CPUS
     if left <= 0:
         log.warning(
             "the engines take all CPUs that the cluster has now; preparation waits until it grows. Lower `cpus` of %s otherwise",

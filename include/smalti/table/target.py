@@ -24,6 +24,9 @@ from smalti.table import store
 PROFILE = b"smalti:profile"
 """In the metadata of a profile's columns: the digest of all that decides their values."""
 
+FOLD_CPUS = 0.05
+"""CPUs of a fold task: it must find room beside preparation tasks that are always at work."""
+
 READ_CHECKPOINTS = 16
 """Checkpoints a task reads at once."""
 
@@ -145,7 +148,7 @@ def fold(
                 some = rows.filter(pc.equal(home, number)).select(["_rowid", "id"]).combine_chunks()
                 needed = tuple(sorted({checkpoints[row] for row in some["id"].to_pylist()}))
                 tasks.append(_FoldTask(uri, table.version, number, target.outputs, some, needed))
-        for task, (after, fields) in zip(tasks, map_tasks(_fold_fragment, tasks), strict=True):
+        for task, (after, fields) in zip(tasks, map_tasks(_fold_fragment, tasks, cpus=FOLD_CPUS), strict=True):
             written[task.fragment] = (wanted[task.fragment], after, fields)
         lance.LanceDataset.commit(
             table,
