@@ -1,4 +1,4 @@
-"""The look of report.html, and its small pieces. What is passed as a cell is HTML: escape texts before."""
+"""The look of pages that people read, and its small pieces. What is passed as a cell is HTML: escape texts before."""
 
 from __future__ import annotations
 
