@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 
 from smalti.engines import openai
@@ -15,7 +16,7 @@ from smalti.engines.sealing import PREFIX, unseal
 from smalti.lake import Lake
 from smalti.objects import list_objects, read_bytes
 from smalti.profiles import PromptText
-from smalti_airflow import engine_keys, operators
+from smalti_airflow import engine_keys
 from smalti_airflow.operators import RayStage
 from tests.smalti_airflow.conftest import context
 from tests.smalti_airflow.fake_ray_jobs import HELD, TOKEN, FakeRay
@@ -130,7 +131,7 @@ def refused(ray: FakeRay) -> str:
 
 def test_a_missing_connection_is_named(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AIRFLOW_CONN_SERVER")
-    monkeypatch.setattr(operators.BaseHook, "get_connection", classmethod(_from_environment))
+    monkeypatch.setattr(BaseHook, "get_connection", classmethod(_from_environment))
     assert "engines/served-captioner.yaml: there is no Airflow connection 'server'" in refused(ray)
 
 
