@@ -47,6 +47,11 @@ def number(count: int) -> str:
     return f"{count:,d}"
 
 
+def short(value: float) -> str:
+    """Two decimals; of what is below 1, two digits that say something."""
+    return f"{value:,.2f}" if value >= 1 or value == 0 else f"{value:.2g}"
+
+
 def share(count: int, of: int) -> str:
     """A part in percent, with as many digits as tell something."""
     percent = 100 * count / of if of else 0.0

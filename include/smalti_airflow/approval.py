@@ -10,6 +10,8 @@ from airflow.providers.standard.exceptions import HITLRejectException, HITLTimeo
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk.exceptions import AirflowFailException
 
+from smalti.page import short
+
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
@@ -83,6 +85,6 @@ def link(uri: str) -> str:
 def _estimate(rate: str, estimate: Mapping[str, Any] | None) -> str:
     if estimate is None:
         return f"{rate}: not known."
-    gpu = "" if estimate["gpu_hours"] is None else f", {estimate['gpu_hours']:,.2f} GPU hours"
-    cost = "" if estimate["cost"] is None else f", {estimate['cost']:,.2f} in the currency of the profile's price"
-    return f"{rate} ({estimate['rows_per_second']:,.2f} rows/s): {estimate['hours']:,.2f} hours{gpu}{cost}."
+    gpu = "" if estimate["gpu_hours"] is None else f", {short(estimate['gpu_hours'])} GPU hours"
+    cost = "" if estimate["cost"] is None else f", {short(estimate['cost'])} in the currency of the profile's price"
+    return f"{rate} ({short(estimate['rows_per_second'])} rows/s): {short(estimate['hours'])} hours{gpu}{cost}."

@@ -166,9 +166,9 @@ def estimate(rows: int, rate: float, engines: int, profile: Engine | None) -> Es
     return Estimate(
         rows_per_second=round(rate, 3) or rate,
         engines=engines,
-        hours=round(hours, 4),
-        gpu_hours=None if gpu_hours is None else round(gpu_hours, 4),
-        cost=None if gpu_hours is None or price is None else round(gpu_hours * price, 4),
+        hours=round(hours, 6),
+        gpu_hours=None if gpu_hours is None else round(gpu_hours, 6),
+        cost=None if gpu_hours is None or price is None else round(gpu_hours * price, 6),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from smalti.page import STYLE, figure, number, share, table
+from smalti.page import STYLE, figure, number, share, short, table
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
@@ -92,13 +92,13 @@ def _estimates(report: Mapping[str, Any]) -> str:
         if each is None:
             rows.append((name, "not known", "", "", "", ""))
             continue
-        gpu = "" if each["gpu_hours"] is None else f"{each['gpu_hours']:,.3f}"
-        cost = "" if each["cost"] is None else f"{each['cost']:,.2f}"
+        gpu = "" if each["gpu_hours"] is None else short(each["gpu_hours"])
+        cost = "" if each["cost"] is None else short(each["cost"])
         rows.append((
             name,
-            f"{each['rows_per_second']:,.2f}",
+            short(each["rows_per_second"]),
             number(each["engines"]),
-            f"{each['hours']:,.3f}",
+            short(each["hours"]),
             gpu,
             cost,
         ))
@@ -106,7 +106,7 @@ def _estimates(report: Mapping[str, Any]) -> str:
     took = "This run asked about no row, so that nothing was measured. " if not report["computed"] else ""
     if use is not None:
         took = (
-            f"The pilot took {use['gpu_hours']:.4f} GPU hours, with loading; {use['tokens']:,d} tokens; "
+            f"The pilot took {short(use['gpu_hours'])} GPU hours, with loading; {use['tokens']:,d} tokens; "
             f"its engines were {100 * use['busy']:.0f} % busy. "
         )
     return (
