@@ -16,9 +16,10 @@ One DAG `source_<name>` for each file in `include/sources/`.
 
 - **Starts** by the source file's cron line, on the partition (UTC) that has just ended; without one, when a person starts it.
   The form's *limit* takes only the first rows, to try things out. A run without a partition is a batch named after its run id.
-- **Pilot.** With a number in the form's *pilot* the run captions so many random rows, and waits. *Required Actions* shows where the
-  page is and what the batch will take. *Approve*: the other rows are captioned, none is asked about twice. *Reject*: the run fails;
-  save the better profile or prompt under a new name, name it in the source's file, start a run of the same batch.
+- **Pilot.** With a number in the form's *pilot* the run captions so many random rows, and waits; no other run of the source starts
+  meanwhile. *Required Actions* shows where the page is and what the batch will take. *Approve*: the other rows are captioned, none is
+  asked about twice. *Reject*: the run fails; save the better profile or prompt under a new name, name it in the source's file, start
+  a run of the same batch.
 - **Budget.** *GPU hours at most* bounds what captioning the batch costs, over all its runs, its pilots included. When it is used up
   caption fails once, with an alert, and what was answered is kept. A cleared task has its run's form again, so do not clear it:
   start a new run with the same partition key and a larger number, and the stages that are done pass quickly. For the batch of a run

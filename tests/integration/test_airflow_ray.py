@@ -253,8 +253,8 @@ def test_releases_start_when_any_or_all_of_their_sources_have_news(interfered: W
     assert api.xcom("consume_any", second, "parts") == ["of b"]
 
 
-def test_a_run_waits_for_a_person_and_does_as_it_is_told(interfered: World) -> None:
-    api = interfered.api
+def test_a_run_waits_for_a_person_and_does_as_it_is_told(world: World) -> None:
+    api = world.api
     run = api.trigger("approve", run_id="a1")
     words = {"yes": "Approve", "no": "Reject"}
 
@@ -274,7 +274,7 @@ def test_a_run_waits_for_a_person_and_does_as_it_is_told(interfered: World) -> N
                 api.call("PATCH", path, {"chosen_options": [word], "params_input": {}})
         return api.run("approve", run)["state"] in ("success", "failed")
 
-    interfered.until(answered, 120)
+    world.until(answered, 120)
     assert states() == {
         "report": "success",
         "yes": "success",
@@ -285,7 +285,7 @@ def test_a_run_waits_for_a_person_and_does_as_it_is_told(interfered: World) -> N
         "unasked_approve": "skipped",
         "unasked_after": "success",
     }
-    [alert] = [each for each in interfered.receiver.got if each["task"] == "no"][-1:]
+    [alert] = [each for each in world.receiver.got if each["task"] == "no"][-1:]
     assert alert["error"].startswith("source quick, batch a1: admin rejected the pilot.")
 
 
