@@ -274,7 +274,7 @@ def test_a_run_waits_for_a_person_and_does_as_it_is_told(world: World) -> None:
                 api.call("PATCH", path, {"chosen_options": [word], "params_input": {}})
         return api.run("approve", run)["state"] in ("success", "failed")
 
-    world.until(answered, 120)
+    world.until(answered)
     assert states() == {
         "report": "success",
         "yes": "success",
