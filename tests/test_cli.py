@@ -111,6 +111,65 @@ def test_a_source_runs_stage_by_stage_and_says_what_it_holds(run: Run, cats: Pat
     assert run("lake", "ls")[0] == 0
 
 
+def test_a_pilot_needs_its_stages_and_prints_its_page(run: Run, cats: Path) -> None:
+    assert run("source", "run", "cats", "--batch", "b", "--until", "ingest")[0] == 0
+    code, _, err = run("source", "pilot", "cats", "--batch", "b")
+    assert (code, "3 rows of batch 'b' are not fingerprinted" in err) == (2, True)
+    assert run("source", "run", "cats", "--batch", "b", "--from", "fingerprint", "--until", "fingerprint")[0] == 0
+    code, out, _ = run("source", "pilot", "cats", "--batch", "b", "--rows", "2")
+    assert code == 0
+    [page] = [line.split()[1] for line in out.splitlines() if line.startswith("  page:")]
+    assert Path(page.removeprefix("file://")).read_text().count("<img ") == 2
+    code, out, _ = run("source", "pilot", "cats", "--batch", "b", "--rows", "3", "--json")
+    assert (code, json.loads(out)["rows"], json.loads(out)["waiting"]) == (0, 3, 3)
+
+
+def test_a_budget_given_to_a_run_reaches_its_stages(run: Run, cats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(cli, "_run", lambda stage, lake, settings: seen.append((stage, settings)))
+    monkeypatch.setattr(cli, "_show", lambda reports, as_json: None)
+    assert run("source", "run", "cats", "--batch", "b", "--max-gpu-hours", "0.5")[0] == 0
+    assert [stage for stage, _ in seen] == ["stage", "ingest", "fingerprint", "caption", "classify", "index", "shard"]
+    assert {settings.max_gpu_hours for _, settings in seen} == {0.5}
+    assert {settings.pilot for _, settings in seen} == {None}
+
+
+def test_engines_are_listed_with_what_pins_them(run: Run, cats: Path) -> None:
+    from smalti.config import load_engine
+    from smalti.profiles import PromptText
+
+    folder = cats / "config/engines"
+    for path in folder.glob("*.yaml"):
+        path.unlink()
+    (folder / "prompts").mkdir()
+    (folder / "prompts/short.yaml").write_text("user: Describe it.\n")
+    now = PromptText(user="Describe it.").sha256
+    served = 'role: captioner\nkind: openai\nmodel: m\nbase_url: http://h/v1\nrevision: {r}\nprompt: {{name: {p}, sha256: "{s}"}}\n'
+    (folder / "good.yaml").write_text(served.format(r="a" * 40, p="short", s=now) + "rate: 2\nprice: 1.5\n")
+    (folder / "new.yaml").write_text(served.format(r="b" * 40, p="short", s="0" * 64))
+    (folder / "none.yaml").write_text(served.format(r="b" * 40, p="missing", s="0" * 64))
+    (folder / "rules.yaml").write_text("role: captioner\nkind: rules\n")
+    code, out, _ = run("engines", "--json")
+    assert code == 0
+    good, new, none, rules = json.loads(out)
+    digest = load_engine("good", "captioner", cats / "config").digest
+    expected = {"model": "m", "revision": "a" * 12, "prompt": "short", "prompt_sha256": now, "digest": digest}
+    assert good == {
+        **{"name": "good", "role": "captioner", "kind": "openai", "rate": 2.0, "price": 1.5, "problem": None},
+        **expected,
+    }
+    assert (new["prompt_sha256"], new["digest"]) == (now, None)  # what is to be copied into the profile
+    assert "is not the one that profile 'new' pins" in new["problem"]
+    assert (none["prompt_sha256"], none["digest"]) == (None, None)
+    assert (rules["prompt"], rules["problem"]) == (None, None)
+    code, out, _ = run("engines")
+    assert code == 0
+    assert "good (openai captioner)" in out
+    assert f"prompt sha256: {now}" in out
+    (folder / "rules.yaml").write_text("role: singer\n")
+    assert run("engines")[0] == 2
+
+
 def test_the_whole_line_without_airflow(run: Run, cats: Path) -> None:
     assert run("lake", "init")[0] == 0
     assert run("source", "run", "cats", "--batch", "b")[0] == 0
@@ -161,6 +220,9 @@ def test_the_whole_line_on_gcs(run: Run, cats: Path, gcs: Gcs, monkeypatch: pyte
         (("source", "run", "dogs"), "there is no source 'dogs'. Use one of: cats"),
         (("source", "run", "cats", "--from", "bake"), "there is no stage 'bake'"),
         (("source", "run", "cats", "--from", "shard", "--until", "stage"), "shard comes after stage"),
+        (("source", "run", "cats", "--max-gpu-hours", "0"), "--max-gpu-hours: 0 GPU hours are no budget"),
+        (("source", "run", "cats", "--from", "pilot"), "there is no stage 'pilot'"),
+        (("source", "pilot", "cats", "--batch", "a/b"), "--batch: 'a/b' cannot be a batch"),
         (("source", "run", "cats", "--batch", "a/b"), "--batch: 'a/b' cannot be a batch"),
         (("release", "build", "pets", "--version", "a b"), "--version: 'a b' cannot be a version"),
         (("release", "build", "birds"), "there is no dataset 'birds'"),

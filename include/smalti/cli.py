@@ -43,21 +43,43 @@ def source_run(
     first: Annotated[str, typer.Option("--from", help="first stage")] = "stage",
     last: Annotated[str, typer.Option("--until", help="last stage")] = "shard",
     limit: Annotated[int | None, typer.Option(min=1, help="take only the first rows")] = None,
+    max_gpu_hours: Annotated[
+        float | None, typer.Option(help="GPU hours that captioning the batch may cost, over all runs")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Take a batch of source NAME through the stages, from inventory to part."""
+    """Take a batch of source NAME through the stages, from inventory to part. Stage pilot is a command of its own."""
     from smalti.jobs.registry import SOURCE_STAGES
     from smalti.settings import source_run as settings_of
 
-    names = [stage.name for stage in SOURCE_STAGES]
+    if max_gpu_hours is not None and not max_gpu_hours > 0:
+        raise InputError(f"{max_gpu_hours:g} GPU hours are no budget", "--max-gpu-hours", "Give a number above 0")
+    stages = [stage for stage in SOURCE_STAGES if stage.name != "pilot"]
+    names = [stage.name for stage in stages]
     for stage in (first, last):
         if stage not in names:
             raise InputError(f"there is no stage {stage!r}", "--from, --until", f"Use one of: {', '.join(names)}")
-    chosen = SOURCE_STAGES[names.index(first) : names.index(last) + 1]
+    chosen = stages[names.index(first) : names.index(last) + 1]
     if not chosen:
         raise InputError(f"{first} comes after {last}", "--from, --until", f"The order is: {', '.join(names)}")
     settings = settings_of(name, batch or datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"), limit)
+    settings = settings.model_copy(update={"max_gpu_hours": max_gpu_hours})
     _show([_run(stage.name, _lake(lake), settings) for stage in chosen], as_json)
+
+
+@source.command("pilot")
+def source_pilot(
+    name: str,
+    batch: Annotated[str, typer.Option(help="the partition")],
+    rows: Annotated[int, typer.Option(min=1, max=1000, help="random rows to caption")] = 20,
+    lake: LakeUri = "",
+    as_json: Json = False,
+) -> None:
+    """Caption some random rows of a batch of source NAME and show them on a page. The stages until fingerprint must have run."""
+    from smalti.settings import source_run as settings_of
+
+    settings = settings_of(name, batch).model_copy(update={"pilot": rows})
+    _show([_run("pilot", _lake(lake), settings)], as_json)
 
 
 @source.command("report")
@@ -148,6 +170,20 @@ def buckets(
         print("tier  ar     width  height")
         for each in shapes:
             print(f"{each.tier:<4}  {each.ar}  {each.width:>5}  {each.height:>6}")
+
+
+@app.command()
+def engines(as_json: Json = False) -> None:
+    """The profiles of captioners and classifiers, and the sha256 of each prompt's file as it is now."""
+    from smalti.engines.listing import list_engines
+
+    found = list_engines()
+    if as_json:
+        print(json.dumps(found))
+        return
+    for each in found:
+        print(f"{each.pop('name')} ({each.pop('kind')} {each.pop('role')})")
+        _print_fields({name: value for name, value in each.items() if value is not None}, "  ")
 
 
 @lakes.command("init")

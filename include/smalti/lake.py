@@ -81,6 +81,10 @@ class Lake:
     def spent_note(self, source: str, stage: str, profile: str, digest: str, batch: str, name: str) -> str:
         return self._uri("progress", source, stage, profile, digest[:16], batch, "spent", f"{name}.json")
 
+    def pilot_page(self, source: str, stage: str, profile: str, digest: str, batch: str, sha256: str) -> str:
+        """What a person looks at before a batch is captioned; named after its bytes."""
+        return self._uri("progress", source, stage, profile, digest[:16], batch, "pilot", f"{sha256[:32]}.html")
+
     def shard_progress(self, source: str, part: str, tier: int, ar: str, number: int) -> str:
         """What the writer of one shard recorded after the shard was there."""
         return self._uri("progress", source, "shard", part, f"{tier}-{ar}-{number:05d}.json")

@@ -26,7 +26,9 @@ class SourceRun(Strict):
     captioner: Engine
     classifier: Engine
     limit: int | None = Field(None, ge=1, description="take only the first rows of the inventory, to try things out")
-    pilot: int | None = Field(None, ge=1, description="caption only so many random rows, and show them on a page")
+    pilot: int | None = Field(
+        None, ge=1, le=1000, description="stage pilot: caption so many random rows, and show them on a page"
+    )
     max_gpu_hours: float | None = Field(
         None, gt=0, description="GPU hours that captioning a batch may cost, over all runs"
     )

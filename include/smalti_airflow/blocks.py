@@ -49,7 +49,22 @@ SOURCE_FORM = {
         minimum=1,
         title="Only the first rows",
         description="Take only so many rows of the inventory, to try things out. Empty: all.",
-    )
+    ),
+    "pilot": Param(
+        None,
+        type=["null", "integer"],
+        minimum=1,
+        maximum=1000,
+        title="Pilot",
+        description="Caption so many random rows first, and wait for a person. Empty: no pilot.",
+    ),
+    "max_gpu_hours": Param(
+        None,
+        type=["null", "number"],
+        exclusiveMinimum=0,
+        title="GPU hours at most",
+        description="That captioning this batch may cost, over all its runs. Empty: no limit.",
+    ),
 }
 RELEASE_FORM = {
     "version": Param(

@@ -12,14 +12,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseHook, BaseOperator, BaseOperatorLink
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferralTimeout
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, TaskDeferralTimeout
 
 from smalti.errors import InputError, SmaltiError
 from smalti.jobs.attempts import keep_driver_log, known_attempts, mark_consumed, read_report
 from smalti.jobs.spec import JobSpec, read_spec, report_uri, write_spec
 from smalti.lake import Lake
+from smalti_airflow.engine_keys import engine_key
 from smalti_airflow.ray_jobs import AsyncRayJobs, RayJobs, RayJobsError, RayTarget
-from smalti_airflow.stage_settings import resolve_settings
+from smalti_airflow.stage_settings import EMPTY, resolve_settings
 from smalti_airflow.submissions import Claimed, claim
 from smalti_airflow.waiting import Outcome, Waiter
 
@@ -66,6 +67,7 @@ class RayStage(BaseOperator):
     Args:
         stage: a name of smalti.jobs.registry.
         settings: what `resolve_settings` makes the stage's settings of. Templated.
+        only_with: a field of `settings`; where it is empty the task is skipped, and Ray is not asked.
         conn_id: Airflow connection of the cluster.
         wait_here: seconds to wait in the worker before the task is deferred; a deferral costs more than a short wait.
 
@@ -81,6 +83,7 @@ class RayStage(BaseOperator):
         *,
         stage: str,
         settings: dict[str, Any],
+        only_with: str | None = None,
         conn_id: str = CONNECTION,
         wait_here: float = WAIT_HERE,
         **kwargs: Any,
@@ -88,6 +91,7 @@ class RayStage(BaseOperator):
         super().__init__(**kwargs)
         self.stage = stage
         self.settings = settings
+        self.only_with = only_with
         self.conn_id = conn_id
         self.wait_here = wait_here
         self.job_page = ""
@@ -95,6 +99,8 @@ class RayStage(BaseOperator):
         self._killed = False
 
     def execute(self, context: Context) -> dict[str, Any]:
+        if self.only_with is not None and self.settings.get(self.only_with) in EMPTY:
+            raise AirflowSkipException(f"{self.only_with} is empty: nothing to do")
         limit = self.execution_timeout
         return self._run(context, time.time() + limit.total_seconds() if limit else None, restarts=0)
 
@@ -141,7 +147,7 @@ class RayStage(BaseOperator):
                     jobs,
                     spec,
                     spec_uri,
-                    env=_job_env(),
+                    env=_job_env() | engine_key(spec.stage, spec.settings, self.conn_id),
                     metadata={"dag": spec.dag, "run": spec.run, "task": spec.task, "spec": spec_uri},
                     about_to=lambda submission: self._now_waiting_for(jobs, submission),
                     say=self._say,

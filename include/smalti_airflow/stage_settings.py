@@ -9,6 +9,9 @@ from smalti.jobs.registry import find_stage
 from smalti.jobs.spec import validate_settings
 from smalti.settings import SourceRun, release_run, source_run
 
+EMPTY = ("", "None", None)
+"""What a template renders of a field of the form that was left empty."""
+
 
 def resolve_settings(stage: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The settings of a stage, complete and checked, as JSON.
@@ -23,7 +26,7 @@ def resolve_settings(stage: str, given: Mapping[str, Any], where: str) -> dict[s
     Raises:
         InputError: a file, or a field.
     """
-    fields = {key: value for key, value in given.items() if value not in ("", "None", None)}
+    fields = {key: value for key, value in given.items() if value not in EMPTY}
     if find_stage(stage).settings is SourceRun:
         whole = source_run(fields.pop("source"), "unnamed").model_dump(mode="json") | {"batch": None}
     else:

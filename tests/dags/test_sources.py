@@ -16,7 +16,7 @@ from smalti_airflow.blocks import BATCH, batch_name
 from tests.dags.conftest import load_dags
 
 pytestmark = pytest.mark.usefixtures("include")
-LINE = ["stage", "ingest", "fingerprint", "caption", "classify"]
+LINE = ["stage", "ingest", "fingerprint", "pilot", "approve_pilot", "caption", "classify"]
 
 
 def edges(dag: Any) -> set[tuple[str, str]]:
@@ -53,6 +53,99 @@ def test_the_form_refuses_a_wrong_limit(limit: Any) -> None:
     params["limit"] = 3
     with pytest.raises(ParamValidationError):
         params["limit"] = limit
+
+
+@pytest.mark.parametrize(
+    ("field", "right", "wrong"),
+    [("pilot", (1, 1000), (0, -1, 1001, "many", 1.5)), ("max_gpu_hours", (0.5, 3), (0, -1, "much"))],
+)
+def test_the_form_refuses_a_wrong_pilot_and_a_wrong_budget(field: str, right: Any, wrong: Any) -> None:
+    from airflow.sdk.exceptions import ParamValidationError
+
+    params = load_dags().dags["source_hand"].params
+    assert params[field] is None
+    for value in right:
+        params[field] = value
+    for value in wrong:
+        with pytest.raises(ParamValidationError):
+            params[field] = value
+
+
+def rendered(dag: Any, task_id: str, **params: Any) -> dict[str, Any]:
+    task = dag.task_dict[task_id]
+    form = {"limit": None, "pilot": None, "max_gpu_hours": None, **params}
+    context = {"params": form, "dag_run": SimpleNamespace(partition_key="2026-11-20", run_id="r")}
+    return dict(task.render_template(task.settings, context, dag.get_template_env()))
+
+
+def test_a_pilot_is_the_pilots_and_a_budget_is_captions_alone() -> None:
+    from smalti_airflow.stage_settings import resolve_settings
+
+    dag = load_dags().dags["source_hand"]
+    stages = [task.task_id for task in dag.tasks if hasattr(task, "stage")]
+    assert len(stages) == 8
+    for name in stages:
+        given = rendered(dag, name, pilot=7, max_gpu_hours=0.25)
+        found = resolve_settings(name, given, name)
+        assert found["pilot"] == (7 if name == "pilot" else None)
+        assert found["max_gpu_hours"] == (0.25 if name == "caption" else None)
+    assert rendered(dag, "pilot")["pilot"] == ""
+    assert resolve_settings("caption", rendered(dag, "caption"), "caption")["max_gpu_hours"] is None
+
+
+def test_without_a_pilot_both_of_its_tasks_are_skipped_and_caption_is_not() -> None:
+    from airflow.sdk.exceptions import AirflowSkipException
+
+    dag = load_dags().dags["source_hand"]
+    pilot = dag.task_dict["pilot"]
+    pilot.settings = rendered(dag, "pilot")
+    with pytest.raises(AirflowSkipException):
+        pilot.execute({})
+    rules = {task.task_id: task.trigger_rule.value for task in dag.tasks}
+    assert rules.pop("caption") == "none_failed"  # runs after skipped ones, never after failed ones
+    assert set(rules.values()) == {"all_success"}  # so approve_pilot is skipped with pilot, and fails with fingerprint
+    assert dag.task_dict["caption"].upstream_task_ids == {"approve_pilot"}
+
+
+def test_a_person_has_at_least_a_week() -> None:
+    from datetime import timedelta
+
+    task = load_dags().dags["source_hand"].task_dict["approve_pilot"]
+    assert task.response_timeout >= timedelta(days=7)
+    assert task.fail_on_reject
+
+
+def test_a_person_is_told_what_the_pilots_report_says() -> None:
+    dag = load_dags().dags["source_hand"]
+    task = dag.task_dict["approve_pilot"]
+    report = {
+        "page": "gs://b/progress/hand/caption/p/0/2026-11-20/pilot/1.html",
+        "profile": "served",
+        "model": "m",
+        "revision": None,
+        "prompt": "plain",
+        "eligible": 90,
+        "rows": 9,
+        "failed": {"refusal": 2},
+        "waiting": 81,
+        "measured": {"rows_per_second": 3.0, "engines": 1, "hours": 7.5, "gpu_hours": 7.5, "cost": 22.5},
+        "stated": None,
+    }
+    context = {
+        "ti": SimpleNamespace(xcom_pull=lambda task_ids: {"pilot": report}[task_ids]),
+        "dag_run": SimpleNamespace(partition_key="2026-11-20", run_id="r"),
+    }
+    task.render_template_fields(context, dag.get_template_env())
+    assert task.subject == "Caption batch 2026-11-20 of hand with served?"
+    for said in (
+        "(https://storage.cloud.google.com/b/progress/hand/caption/p/0/2026-11-20/pilot/1.html)",
+        "9 of 90 rows",
+        "2 failed (refusal 2)",
+        "81 rows wait",
+        "7.50 GPU hours, 22.50",
+        "At the rate in the profile: not known",
+    ):
+        assert said in task.body
 
 
 def test_the_batch_is_the_partition_or_the_run(include: Path) -> None:
@@ -142,6 +235,7 @@ def test_names_that_lead_nowhere_are_named(include: Path) -> None:
     (include / "datasets" / "either.yaml").write_text("sources: [{name: handy}]\n")
     bag = load_dags()
     [text] = bag.import_errors.values()
-    assert "hand.yaml: there is no file engines/rule.yaml. Use one of: rules, rules-minilm" in text
+    engines = ", ".join(sorted(path.stem for path in (include / "engines").glob("*.yaml")))
+    assert f"hand.yaml: there is no file engines/rule.yaml. Use one of: {engines}." in text
     assert "either.yaml: there is no file sources/handy.yaml. Use one of: daily, hand" in text
     assert set(bag.dags) >= {"source_hand", "source_daily", "release_both"}

@@ -111,7 +111,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         servers = start_servers(tmp, env, dags=DAGS, cpus=2)
         assert servers.airflow is not None
         api = stack.enter_context(servers.airflow.api())
-        api.wait_for_dags(["probe", "produce_a", "produce_b", "consume_any", "consume_all"])
+        api.wait_for_dags(["probe", "approve", "produce_a", "produce_b", "consume_any", "consume_all"])
         world = World(servers, api, Lake.at(str(tmp / "lake")), receiver, tmp)
         world.run = api.trigger("probe", run_id="r1")
         yield world
@@ -251,6 +251,42 @@ def test_releases_start_when_any_or_all_of_their_sources_have_news(interfered: W
     second = api.wait_for_run("consume_any", {first})
     assert api.wait("consume_any", second, seconds=120) == "success"
     assert api.xcom("consume_any", second, "parts") == ["of b"]
+
+
+def test_a_run_waits_for_a_person_and_does_as_it_is_told(world: World) -> None:
+    api = world.api
+    run = api.trigger("approve", run_id="a1")
+    words = {"yes": "Approve", "no": "Reject"}
+
+    def states() -> dict[str, str]:
+        return {task["task_id"]: task["state"] for task in api.tasks("approve", run)}
+
+    def answered() -> bool:
+        """Answers whoever asks. Airflow asks again when the answer comes before its scheduler has noticed the wait."""
+        now = states()
+        for name, word in words.items():
+            if now.get(name) == "awaiting_input":
+                path = f"dags/approve/dagRuns/{run}/taskInstances/{name}/-1/hitlDetails"
+                asked = api.call("GET", path)
+                assert asked["subject"] == "Caption batch a1 of quick with p?"
+                assert "2 of 9 rows were drawn" in asked["body"]
+                time.sleep(4)
+                api.call("PATCH", path, {"chosen_options": [word], "params_input": {}})
+        return api.run("approve", run)["state"] in ("success", "failed")
+
+    world.until(answered)
+    assert states() == {
+        "report": "success",
+        "yes": "success",
+        "yes_after": "success",
+        "no": "failed",
+        "no_after": "upstream_failed",
+        "unasked": "skipped",
+        "unasked_approve": "skipped",
+        "unasked_after": "success",
+    }
+    [alert] = [each for each in world.receiver.got if each["task"] == "no"][-1:]
+    assert alert["error"].startswith("source quick, batch a1: admin rejected the pilot.")
 
 
 def test_the_token_is_nowhere(interfered: World) -> None:

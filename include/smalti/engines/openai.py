@@ -23,12 +23,13 @@ from PIL import Image
 from smalti.config import Engine
 from smalti.engines.base import Answer, AsyncEngine, Question, RowError
 from smalti.engines.redact import Secret
+from smalti.engines.sealing import PREFIX, cluster_token, unseal
 from smalti.errors import EngineError, InputError
 from smalti.images.encode import encode
 from smalti.profiles import PromptText, Sampling
 
 KEY_VARIABLE: Final = "SMALTI_ENGINE_KEY"
-"""Environment variable that holds the secret of the Airflow connection which a profile's `key.connection` names."""
+"""Environment variable that holds, sealed, the secret of the Airflow connection which a profile's `key.connection` names."""
 
 TRIES = 8
 """How often a row is sent before the server counts as unable to answer it; a 429 counts once no row
@@ -107,7 +108,7 @@ def read_key(profile: Engine) -> str | None:
     """The key of the profile's server, from the environment; None if it needs none. For no message and no log.
 
     Raises:
-        InputError: the variable is not set, or holds what no header may.
+        InputError: the variable is not set, cannot be unsealed, or holds what no header may.
     """
     where = f"engines/{profile.name}.yaml"
     if profile.key.env is None and profile.key.connection is None:
@@ -119,6 +120,8 @@ def read_key(profile: Engine) -> str | None:
         if profile.key.env is None:
             fix = f"Start the job so that it holds the password of Airflow connection {profile.key.connection!r}"
         raise InputError(f"there is no key: the environment variable {variable} is not set or is empty", where, fix)
+    if profile.key.env is None and key.startswith(PREFIX):
+        key = unseal(key, cluster_token())
     if not re.fullmatch(r"[\x21-\x7e]+", key):  # httpx would put it into its error
         raise InputError(
             f"the key in {_place(profile)} has spaces, control characters or characters beyond ASCII inside",

@@ -43,6 +43,7 @@ SOURCE_STAGES = (
     Stage("stage", "smalti.sources.inventory:stage", SourceRun),
     Stage("ingest", "smalti.table.ingest:ingest", SourceRun, uses_ray=True),
     Stage("fingerprint", "smalti.table.fingerprint:fingerprint", SourceRun, uses_ray=True),
+    Stage("pilot", "smalti.table.pilot:pilot", SourceRun, uses_ray=True),
     Stage("caption", "smalti.table.caption:caption", SourceRun, uses_ray=True),
     Stage("classify", "smalti.table.classify:classify", SourceRun, uses_ray=True),
     Stage("index", "smalti.table.index:index", SourceRun),

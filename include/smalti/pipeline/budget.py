@@ -49,7 +49,7 @@ def used_up(place: Place, limit: float, spent: float, rows: int) -> InputError:
     return InputError(
         f"the budget of {limit:g} GPU hours is used up ({spent / 3600:.3f} spent), {rows} rows wait; all answers are kept",
         f"{place.target.stage} of {place.source}, batch {place.batch}, profile {place.target.profile}",
-        "Raise max_gpu_hours and clear the task: it goes on where it stopped",
+        "Start a run of the same batch with a larger max_gpu_hours: it goes on where this one stopped",
     )
 
 

@@ -31,8 +31,12 @@ from smalti.table.target import FOLD_CPUS
 
 log = logging.getLogger("smalti")
 
-BLOCKS = 4000
-"""Blocks of chunks that a plan is cut into at most: Ray Data keeps account of each."""
+TASK_CHUNKS = 16
+"""Chunks that one preparation task works through: it hands each on when it is prepared, and between two tasks a CPU waits
+for the driver."""
+
+TASKS_A_CPU = 4
+"""Tasks that a small plan is cut into for each CPU, so that all of them have something to do until the end."""
 
 SMALL = 16
 """CPUs below which a fraction of one is worth the care."""
@@ -161,7 +165,7 @@ def _run_on_ray(work: EngineWork, chunks: Sequence[Chunk], engines: int, switch:
     context.target_max_block_size = (
         1  # a chunk is one row, and so one block: it goes to an engine as soon as it is prepared
     )
-    size = math.ceil(len(chunks) / BLOCKS)
+    size = max(1, min(TASK_CHUNKS, len(chunks) // int(TASKS_A_CPU * max(1, ray.cluster_resources().get("CPU", 1)))))
     blocks = [
         pa.concat_tables(chunk_to_arrow(chunk) for chunk in chunks[at : at + size])
         for at in range(0, len(chunks), size)

@@ -56,13 +56,12 @@ def fill(
         return Filled(0, 0, None)
     check_profile(table, place.target)
     plan = plan_chunks(place, table, work.profile.batch_size, only)
-    folder = _Folder(place, plan)
+    folder = _Folder(place, plan, folds=only is None)
     resumed, meter = len(plan.answered), Meter(place.target.stage, plan.rows, work.profile)
     use = None
     if plan.chunks:
         use = _ask(place, work, plan, meter, folder, max_gpu_hours)
-    if only is None:
-        folder.finish()
+    folder.finish()
     return Filled(meter.rows, resumed, use)
 
 
@@ -122,10 +121,14 @@ class _Every:
 
 
 class _Folder:
-    """Folds fragments whose rows are all answered, one fold at a time, beside the engines; at the end, all that is left."""
+    """Folds fragments whose rows are all answered, one fold at a time, beside the engines; at the end, all that is left.
 
-    def __init__(self, place: Place, plan: Plan) -> None:
-        self._place = place
+    Args:
+        folds: False: the answers stay in their checkpoints, and the table as it is.
+    """
+
+    def __init__(self, place: Place, plan: Plan, *, folds: bool = True) -> None:
+        self._place, self._folds = place, folds
         self._waiting = {chunk.checkpoint: chunk for chunk in plan.chunks}
         self._open = collections.Counter(chunk.fragment for chunk in plan.chunks)
         self._answered = dict(plan.answered)  # id -> checkpoint
@@ -151,6 +154,8 @@ class _Folder:
 
     def start(self) -> None:
         """Fold the fragments that are complete, unless a fold is still going on."""
+        if not self._folds:
+            return
         complete = [number for number in self._ready if not self._open[number]]
         if not complete or (self._folding is not None and not self._folding.done()):
             return
@@ -160,6 +165,8 @@ class _Folder:
 
     def finish(self) -> None:
         """Fold all that is answered and not in the table, wherever compaction has put the rows meanwhile."""
+        if not self._folds:
+            return
         self._collect()
         self._pool.shutdown()
         self._fold(self._answered, None)

@@ -97,7 +97,7 @@ class Meter:
         if not self.rows:
             return f"{self.stage}: 0 of {self.total} rows, the engines are starting"
         self._last = (now, self.rows, self.tokens, working, busy)
-        start = then or min(engine.first for engine in self._engines.values() if engine.first)
+        start = then or min((engine.first for engine in self._engines.values() if engine.first), default=now)
         seconds, share = max(now - start, 1e-3), _share(busy - was_busy, working - worked)
         speed = (self.rows - rows) / seconds
         engines = max(1, len([engine for engine in self._engines.values() if engine.now > now - 120]))

@@ -51,6 +51,9 @@ class Place:
     def spent_note(self, name: str) -> str:
         return self.lake.spent_note(*self._names(), name)
 
+    def pilot_page(self, sha256: str) -> str:
+        return self.lake.pilot_page(*self._names(), sha256)
+
     def _names(self) -> tuple[str, str, str, str, str]:
         return self.source, self.target.stage, self.target.profile, self.target.digest, self.batch
 

@@ -12,10 +12,10 @@ from itertools import zip_longest
 from smalti.config import Dataset
 from smalti.images.buckets import Bucket, buckets_of
 from smalti.lake import Lake
+from smalti.page import STYLE, bar, figure, number, share, size, table
 from smalti.reasons import SkipReason
 from smalti.release.collect import SHOWN_A_BUCKET, Shown, Tally
 from smalti.release.manifest import Manifest, StreamEntry
-from smalti.release.page import STYLE, bar, figure, number, share, size, table
 from smalti.release.pictures import Thumbnail, locate, thumbnail
 
 SHOWN = 24

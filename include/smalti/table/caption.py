@@ -75,11 +75,7 @@ def caption(lake: Lake, run: SourceRun) -> CaptionReport:
     began = time.monotonic()
     engine, uri = run.captioner, lake.table(run.source.name)
     columns = caption_columns(engine.name)
-    rows = batch_table(uri, run.batch, ["tier"])
-    if rows and rows["tier"].null_count:
-        raise InputError(
-            f"{rows['tier'].null_count} rows of batch {run.batch!r} are not fingerprinted", uri, "Run fingerprint first"
-        )
+    check_fingerprinted(uri, run.batch)
     computed, use = _fill(lake, run)
     rows = batch_table(uri, run.batch, ["drop", columns.status, columns.reason])
     dropped = collections.Counter(rows["drop"].drop_null().to_pylist() if rows else ())
@@ -99,6 +95,20 @@ def caption(lake: Lake, run: SourceRun) -> CaptionReport:
     )
     log.info("caption: %d rows in, %d captioned, left out %s", report.rows_in, report.rows_out, report.dropped)
     return report
+
+
+def check_fingerprinted(uri: str, batch: str) -> None:
+    """Raises InputError if any row of the batch has no tier yet."""
+    rows = batch_table(uri, batch, ["tier"])
+    if rows and rows["tier"].null_count:
+        raise InputError(
+            f"{rows['tier'].null_count} rows of batch {batch!r} are not fingerprinted", uri, "Run fingerprint first"
+        )
+
+
+def caption_settings(run: SourceRun) -> CaptionSettings:
+    """What a task that captions needs besides its rows."""
+    return CaptionSettings(run.captioner, run.source.encoding.fit, run.source.max_pixels)
 
 
 def caption_target(run: SourceRun) -> Target:
@@ -121,7 +131,7 @@ def caption_work(run: SourceRun) -> EngineWork:
     return EngineWork(
         profile=run.captioner,
         prepare=prepare_pictures,
-        settings=CaptionSettings(run.captioner, run.source.encoding.fit, run.source.max_pixels),
+        settings=caption_settings(run),
         columns=functools.partial(answers_to_columns, columns),
         outputs=columns.fields({}),
     )
@@ -137,7 +147,7 @@ def _fill(lake: Lake, run: SourceRun) -> tuple[int, EngineUse | None]:
     filling = Filling(
         **vars(target),
         compute=caption_chunk,
-        settings=CaptionSettings(run.captioner, run.source.encoding.fit, run.source.max_pixels),
+        settings=caption_settings(run),
         chunk_rows=lambda _: run.captioner.batch_size,
         cpus=run.captioner.cpus,
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow.sdk import PartitionedAtRuntime, dag, task
+from airflow.sdk import PartitionedAtRuntime, chain, dag, task
 
 from smalti.config import Dataset
 from smalti.jobs import registry
 from smalti.settings import SourceRun
+from smalti_airflow.approval import ApprovePilot, pilot_text
 from smalti_airflow.assets import source_asset
 from smalti_airflow.blocks import BATCH, DEFAULTS, batch_name, release_schedule
 from smalti_airflow.operators import RayStage
@@ -49,6 +50,30 @@ def one() -> None:
         RayStage(task_id=name, stage="probe", settings={"source": name, "batch": BATCH}, wait_here=wait)
 
 
+@dag("approve", schedule=None, user_defined_filters={"batch_name": batch_name, "pilot_text": pilot_text}, **COMMON)
+def approve() -> None:
+    """One pilot that nobody asked for, and one that a person approves and another rejects."""
+
+    @task(multiple_outputs=False)
+    def report() -> dict[str, Any]:
+        numbers = {"rows": 2, "eligible": 9, "waiting": 7, "failed": {}, "measured": None, "stated": None}
+        return {"page": "file:///p.html", "profile": "p", "model": None, "revision": None, "prompt": None} | numbers
+
+    @task(trigger_rule="none_failed")
+    def go_on() -> None:
+        pass
+
+    def ask(name: str, pilot: str) -> ApprovePilot:
+        return ApprovePilot(task_id=name, pilot=pilot, source="quick", batch=BATCH)
+
+    settings = {"source": "quick", "batch": BATCH, "pilot": ""}
+    unasked = RayStage(task_id="unasked", stage="probe", settings=settings, only_with="pilot")
+    chain(unasked, ask("unasked_approve", "unasked"), go_on.override(task_id="unasked_after")())
+    told = report()
+    for name in ("yes", "no"):
+        chain(told, ask(name, "report"), go_on.override(task_id=f"{name}_after")())
+
+
 def make_producer(name: str) -> None:
     asset = source_asset(name)
 
@@ -81,6 +106,7 @@ def make_consumer(name: str, schedule: Any) -> None:
 
 probe()
 one()
+approve()
 for source in ("a", "b"):
     make_producer(source)
 for kind in ("any", "all"):

@@ -1,4 +1,4 @@
-"""The look of report.html, and its small pieces. What is passed as a cell is HTML: escape texts before."""
+"""The look of pages that people read, and its small pieces. What is passed as a cell is HTML: escape texts before."""
 
 from __future__ import annotations
 
@@ -45,6 +45,11 @@ summary{cursor:pointer;color:var(--main)}details>table,details>.grid{margin-top:
 
 def number(count: int) -> str:
     return f"{count:,d}"
+
+
+def short(value: float) -> str:
+    """Two decimals; of what is below 1, two digits that say something."""
+    return f"{value:,.2f}" if value >= 1 or value == 0 else f"{value:.2g}"
 
 
 def share(count: int, of: int) -> str:

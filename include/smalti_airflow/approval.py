@@ -1,0 +1,90 @@
+"""A person looks at the pilot of a batch before the rest of it is captioned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.standard.exceptions import HITLRejectException, HITLTimeoutError
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from smalti.page import short
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.context import Context
+
+PATIENCE = timedelta(days=14)
+"""Time that a person has. It costs no worker and no trigger."""
+
+
+class ApprovePilot(ApprovalOperator):
+    """Wait for a person's word. A no, and no word in time, fail the run at once: to be asked again would not help.
+
+    Args:
+        pilot: task_id of the pilot, whose report says what the person is told.
+        source, batch: named by the subject. `batch` may be a template.
+    """
+
+    template_fields = ("subject", "body", "batch")
+
+    def __init__(self, *, pilot: str, source: str, batch: str, **kwargs: Any) -> None:
+        report = f"ti.xcom_pull(task_ids={pilot!r})"
+        super().__init__(
+            subject=f"Caption batch {batch} of {source} with {{{{ {report}['profile'] }}}}?",
+            body=f"{{{{ {report} | pilot_text }}}}",
+            fail_on_reject=True,
+            response_timeout=PATIENCE,
+            **kwargs,
+        )
+        self.source = source
+        self.batch = batch
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        try:
+            return super().execute_complete(context, event)
+        except HITLRejectException:
+            who = (event.get("responded_by_user") or {}).get("name") or "a person"
+            raise AirflowFailException(
+                f"source {self.source}, batch {self.batch}: {who} rejected the pilot. Save a better profile or prompt under a "
+                "new name, name it in the source's file, and start a run of the same batch."
+            ) from None
+        except HITLTimeoutError:
+            raise AirflowFailException(
+                f"source {self.source}, batch {self.batch}: nobody looked at the pilot in {PATIENCE.days} days. Clear this task "
+                "to ask again."
+            ) from None
+
+
+def pilot_text(report: Mapping[str, Any] | None) -> str:
+    """What a person is told, in Markdown, of a PilotReport."""
+    if not report or not report.get("page"):
+        return "The batch has no rows that are to be captioned: there is nothing to look at."
+    failed = sum(report["failed"].values())
+    why = ", ".join(f"{reason} {count}" for reason, count in report["failed"].items())
+    engine = ", ".join(f"{name} `{report[name]}`" for name in ("model", "revision", "prompt") if report[name])
+    lines = [
+        f"**{link(report['page'])}**",
+        f"Profile `{report['profile']}`" + (f": {engine}" if engine else ""),
+        f"{report['rows']} of {report['eligible']} rows were drawn; {failed} failed" + (f" ({why})" if why else ""),
+        f"{report['waiting']} rows wait. " + _estimate("At the pilot's own rate", report["measured"]),
+        _estimate("At the rate in the profile", report["stated"]),
+        "Approve: the rest of the batch is captioned. Reject: the run fails, and nothing more is spent.",
+    ]
+    return "\n\n".join(lines)
+
+
+def link(uri: str) -> str:
+    """Where a browser finds an object of the lake. A page of one on disk cannot link to a file: its path is shown."""
+    if uri.startswith("gs://"):
+        return f"[The pilot's page](https://storage.cloud.google.com/{uri.removeprefix('gs://')}) (`{uri}`)"
+    return f"The pilot's page: `{uri}`"
+
+
+def _estimate(rate: str, estimate: Mapping[str, Any] | None) -> str:
+    if estimate is None:
+        return f"{rate}: not known."
+    gpu = "" if estimate["gpu_hours"] is None else f", {short(estimate['gpu_hours'])} GPU hours"
+    cost = "" if estimate["cost"] is None else f", {short(estimate['cost'])} in the currency of the profile's price"
+    return f"{rate} ({short(estimate['rows_per_second'])} rows/s): {short(estimate['hours'])} hours{gpu}{cost}."
