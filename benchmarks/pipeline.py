@@ -11,9 +11,8 @@ import asyncio
 import dataclasses
 import hashlib
 import io
-import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,9 +27,10 @@ from smalti.pipeline.executors import EngineWork
 from smalti.pipeline.fill import fill
 from smalti.pipeline.meter import EngineUse
 from smalti.pipeline.plan import Chunk, Place, open_newest, plan_chunks
+from smalti.pipeline.worker import Prepared
 from smalti.profiles import Prompt, PromptText, Sampling
 from smalti.settings import SourceRun
-from smalti.table.caption import caption_target, caption_work
+from smalti.table.caption import caption_target, caption_work, prepare_pictures
 from smalti.table.classify import classify_target, classify_work
 from smalti.table.schema import caption_columns, table_schema
 from smalti.table.target import read_checkpoint
@@ -40,7 +40,7 @@ PROMPT = Prompt(name="bench", sha256=TEXT.sha256, text=TEXT)
 
 
 class TimerEngine:
-    """Answers a row a fixed time after it was asked. The answer is when that was, in UNIX seconds."""
+    """Answers a row a fixed time after it was asked. The answer is when that was, in UNIX seconds, and the user's turn."""
 
     def __init__(self, seconds: float, label: str | None) -> None:
         self._seconds, self._label = seconds, label
@@ -48,7 +48,7 @@ class TimerEngine:
     async def ask(self, question: Question, sampling: Sampling) -> Answer:
         asked = time.time()
         await asyncio.sleep(self._seconds)
-        return Answer(self._label or repr(asked), "stop", 120)
+        return Answer(self._label or f"{asked!r} {question.user}", "stop", 120)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -137,11 +137,20 @@ def make_table(folder: Path, rows: int, captioned: str = "") -> tuple[Lake, Sour
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.5, 2.0)
 """Rate of the engine to rate of the preparation."""
 
-CYCLES = 10
-"""Times that an engine's slots are filled in one run."""
+SECONDS = 20.0
+"""About so long a run takes."""
 
 
-def preparation_rate(work: EngineWork, chunks: list[Chunk]) -> float:
+def timed_preparation(chunk: Chunk, settings: Any) -> Prepared:
+    """The real preparation; each row's question says how many seconds it took."""
+    began = time.perf_counter()
+    prepared = prepare_pictures(chunk, settings)
+    seconds = repr((time.perf_counter() - began) / len(prepared.ids))
+    questions = [question and dataclasses.replace(question, user=seconds) for question in prepared.questions]
+    return dataclasses.replace(prepared, questions=questions)
+
+
+def preparation_rate(work: EngineWork, chunks: Sequence[Chunk]) -> float:
     """Rows a second of the plain function, on one core, without anything around it."""
     rows, began = 0, time.perf_counter()
     for chunk in chunks:
@@ -149,45 +158,58 @@ def preparation_rate(work: EngineWork, chunks: list[Chunk]) -> float:
     return rows / (time.perf_counter() - began)
 
 
-def pipeline_rate(lake: Lake, run: SourceRun, only: frozenset[str]) -> tuple[float, EngineUse]:
-    """Rows a second of the whole pipeline between filling the engine's slots and asking about the last row."""
+def pipeline_rates(lake: Lake, run: SourceRun, only: frozenset[str]) -> tuple[float, float, EngineUse]:
+    """Rows a second of the pipeline, between filling the engine's slots and asking about the last row, and of one
+    preparation task while it was at work; what the engine did."""
     place = Place(lake, "bench", "b1", caption_target(run))
-    use = fill(place, dataclasses.replace(caption_work(run), opener=open_timer), only=only).use
+    work = dataclasses.replace(caption_work(run), opener=open_timer, prepare=timed_preparation)
+    use = fill(place, work, only=only).use
     assert use is not None
-    asked = sorted(
-        float(text)
+    answers = [
+        tuple(map(float, text.split()))
         for info in list_objects(place.answers)
         for text in read_checkpoint(info.uri)["caption_timer"].to_pylist()
-    )
-    slots = run.captioner.concurrency
-    assert len(asked) == len(only)
-    return (len(asked) - slots) / (asked[-1] - asked[slots - 1]), use
+    ]
+    assert len(answers) == len(only)
+    asked, slots = sorted(at for at, _ in answers), run.captioner.concurrency
+    rate = (len(asked) - slots) / (asked[-1] - asked[slots - 1])
+    return rate, len(answers) / sum(seconds for _, seconds in answers), use
 
 
 def captioning(folder: Path, cpus: int) -> Iterator[Comparison]:
-    """Engines of several rates against the preparation of this machine, on a Ray of so many CPUs."""
+    """Engines of several rates against the preparation of this machine, on a Ray of so many CPUs.
+
+    What is compared is the pipeline with the slower of its two sides: the engine as it is set, the preparation as its tasks
+    themselves took in this very run.
+    """
     import ray
 
-    lake, run = make_table(folder, 600)
+    lake, run = make_table(folder, 1600)
     work = caption_work(run)
     place = Place(lake, "bench", "b1", caption_target(run))
     chunks = plan_chunks(place, open_newest(place), 8).chunks
     ids = [row for chunk in chunks for row in chunk.rows["id"].to_pylist()]
     ray.init(
-        num_cpus=cpus, include_dashboard=False, logging_level="ERROR", log_to_driver=False, object_store_memory=1 << 30
+        num_cpus=cpus, include_dashboard=False, logging_level="ERROR", log_to_driver=False, object_store_memory=2 << 30
     )
+    alone = preparation_rate(work, chunks[:12])
+
+    def measured(rate: float, number: int) -> tuple[float, float, EngineUse]:
+        # Another text of the profile each time: what another run has answered is not taken.
+        captioner = profile(rate, "captioner", max_pixels=(1 << 20) + number)
+        cycles = max(4, round(SECONDS * min(rate, cpus * alone) / captioner.concurrency))
+        some = frozenset(ids[: cycles * captioner.concurrency])
+        return pipeline_rates(lake, run.model_copy(update={"captioner": captioner}), some)
+
     try:
-        for number, ratio in enumerate(RATIOS):
-            before = cpus * preparation_rate(work, chunks[:12])
-            rate = before * ratio
-            # Another text of the profile each time: what another run has answered is not taken.
-            captioner = profile(rate, "captioner", max_pixels=(1 << 20) + number)
-            told = run.model_copy(update={"captioner": captioner})
-            got, use = pipeline_rate(lake, told, frozenset(ids[: CYCLES * captioner.concurrency]))
-            after = cpus * preparation_rate(work, chunks[:12])
-            bound = min(rate, statistics.mean((before, after)))
+        _, one_task, _ = measured(3 * cpus * alone, 0)  # warms up, and says what preparation takes beside all the rest
+        for number, ratio in enumerate(RATIOS, 1):
+            rate = ratio * cpus * one_task
+            got, one_task, use = measured(rate, number)
+            bound = min(rate, cpus * one_task)
             name = (
-                f"captions, engine {ratio:g} x preparation on {cpus} CPU, {100 * use.busy:.0f} % busy: {use.bottleneck}"
+                f"captions, {cpus} CPU: preparation {cpus * one_task:.1f}/s ({cpus * alone:.1f}/s alone), "
+                f"engine {rate:.1f}/s, {100 * use.busy:.0f} % busy, waiting for {use.bottleneck}"
             )
             yield Comparison(name, "rows/s", got, bound, got / bound, got / bound, got / bound)
     finally:

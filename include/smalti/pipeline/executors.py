@@ -175,7 +175,7 @@ def _run_on_ray(work: EngineWork, chunks: Sequence[Chunk], engines: int, switch:
         ray.data
         .from_arrow(blocks)
         .map_batches(
-            _prepare, batch_size=1, batch_format="pyarrow", fn_args=(work,), num_cpus=_prepare_cpus(profile, engines)
+            _prepare, batch_size=None, batch_format="pyarrow", fn_args=(work,), num_cpus=_prepare_cpus(profile, engines)
         )
         .map_batches(
             _EngineActor,
@@ -217,8 +217,16 @@ def _prepare_cpus(profile: Engine, engines: int) -> float:
     return math.floor(100 * left / math.ceil(left)) / 100 if left < SMALL else 1.0
 
 
-def _prepare(batch: pa.Table, work: EngineWork) -> pa.Table:
-    return prepared_to_arrow(work.prepare(chunk_from_arrow(batch), work.settings))
+def _prepare(batch: pa.Table, work: EngineWork) -> Iterator[pa.Table]:
+    """Each chunk of a block as it is prepared. A thread is at the next one while the last is handed on, which is copying."""
+    chunks = [chunk_from_arrow(batch.slice(at, 1)) for at in range(batch.num_rows)]
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(work.prepare, chunks[0], work.settings)
+        for at in range(len(chunks)):
+            prepared = coming.result()
+            if at + 1 < len(chunks):
+                coming = thread.submit(work.prepare, chunks[at + 1], work.settings)
+            yield prepared_to_arrow(prepared)
 
 
 class _EngineActor:
