@@ -20,6 +20,8 @@ One DAG `source_<name>` for each file in `include/sources/`.
   meanwhile. *Required Actions* shows where the page is and what the batch will take. *Approve*: the other rows are captioned, none is
   asked about twice. *Reject*: the run fails; save the better profile or prompt under a new name, name it in the source's file, start
   a run of the same batch.
+- **Captioner.** With a profile's name in the form's *captioner* the batch is captioned by it as well, in columns of its own, and
+  gets a part of its own; a dataset says by `drops.captioners` whose words it takes.
 - **Budget.** *GPU hours at most* bounds what captioning the batch costs, over all its runs, its pilots included. When it is used up
   caption fails once, with an alert, and what was answered is kept. A cleared task has its run's form again, so do not clear it:
   start a new run with the same partition key and a larger number, and the stages that are done pass quickly. For the batch of a run
@@ -84,11 +86,16 @@ def add_source_dag(source: Source) -> None:
         user_defined_filters={"batch_name": batch_name, "pilot_text": pilot_text},
     )
     def run() -> None:
-        settings = {"source": source.name, "batch": BATCH, "limit": "{{ params.limit or '' }}"}
+        settings = {
+            "source": source.name,
+            "batch": BATCH,
+            "limit": "{{ params.limit or '' }}",
+            "captioner": "{{ params.captioner or '' }}",
+        }
         budget = {"max_gpu_hours": "{{ params.max_gpu_hours or '' }}"}
         chain(
             *(stage_task(name, settings) for name in ("stage", "ingest", "fingerprint")),
-            stage_task("pilot", settings | {"pilot": "{{ params.pilot or '' }}"}, only_with="pilot"),
+            stage_task("pilot", settings | budget | {"pilot": "{{ params.pilot or '' }}"}, only_with="pilot"),
             ApprovePilot(task_id="approve_pilot", pilot="pilot", source=source.name, batch=BATCH),
             stage_task("caption", settings | budget, trigger_rule="none_failed"),
             stage_task("classify", settings),

@@ -32,6 +32,8 @@ app.add_typer(lakes, name="lake")
 
 LakeUri = Annotated[str, typer.Option("--lake", envvar="SMALTI_LAKE", help="file:// or gs:// URI of the lake")]
 Json = Annotated[bool, typer.Option("--json", help="print what a program reads")]
+Captioner = Annotated[str, typer.Option(help="another profile than the source file names")]
+GpuHours = Annotated[float | None, typer.Option(help="GPU hours that captioning the batch may cost, over all runs")]
 log = logging.getLogger("smalti")
 
 
@@ -43,17 +45,15 @@ def source_run(
     first: Annotated[str, typer.Option("--from", help="first stage")] = "stage",
     last: Annotated[str, typer.Option("--until", help="last stage")] = "shard",
     limit: Annotated[int | None, typer.Option(min=1, help="take only the first rows")] = None,
-    max_gpu_hours: Annotated[
-        float | None, typer.Option(help="GPU hours that captioning the batch may cost, over all runs")
-    ] = None,
+    captioner: Captioner = "",
+    max_gpu_hours: GpuHours = None,
     as_json: Json = False,
 ) -> None:
     """Take a batch of source NAME through the stages, from inventory to part. Stage pilot is a command of its own."""
     from smalti.jobs.registry import SOURCE_STAGES
     from smalti.settings import source_run as settings_of
 
-    if max_gpu_hours is not None and not max_gpu_hours > 0:
-        raise InputError(f"{max_gpu_hours:g} GPU hours are no budget", "--max-gpu-hours", "Give a number above 0")
+    _check_budget(max_gpu_hours)
     stages = [stage for stage in SOURCE_STAGES if stage.name != "pilot"]
     names = [stage.name for stage in stages]
     for stage in (first, last):
@@ -62,7 +62,9 @@ def source_run(
     chosen = stages[names.index(first) : names.index(last) + 1]
     if not chosen:
         raise InputError(f"{first} comes after {last}", "--from, --until", f"The order is: {', '.join(names)}")
-    settings = settings_of(name, batch or datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"), limit)
+    settings = settings_of(
+        name, batch or datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"), limit, captioner=captioner
+    )
     settings = settings.model_copy(update={"max_gpu_hours": max_gpu_hours})
     _show([_run(stage.name, _lake(lake), settings) for stage in chosen], as_json)
 
@@ -72,13 +74,18 @@ def source_pilot(
     name: str,
     batch: Annotated[str, typer.Option(help="the partition")],
     rows: Annotated[int, typer.Option(min=1, max=1000, help="random rows to caption")] = 20,
+    captioner: Captioner = "",
+    max_gpu_hours: GpuHours = None,
     lake: LakeUri = "",
     as_json: Json = False,
 ) -> None:
     """Caption some random rows of a batch of source NAME and show them on a page. The stages until fingerprint must have run."""
     from smalti.settings import source_run as settings_of
 
-    settings = settings_of(name, batch).model_copy(update={"pilot": rows})
+    _check_budget(max_gpu_hours)
+    settings = settings_of(name, batch, captioner=captioner).model_copy(
+        update={"pilot": rows, "max_gpu_hours": max_gpu_hours}
+    )
     _show([_run("pilot", _lake(lake), settings)], as_json)
 
 
@@ -227,6 +234,11 @@ def run() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
+
+
+def _check_budget(max_gpu_hours: float | None) -> None:
+    if max_gpu_hours is not None and not max_gpu_hours > 0:
+        raise InputError(f"{max_gpu_hours:g} GPU hours are no budget", "--max-gpu-hours", "Give a number above 0")
 
 
 def _lake(uri: str) -> Lake:

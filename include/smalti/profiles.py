@@ -105,7 +105,9 @@ class Engine(Strict, hide_input_in_errors=True):
     max_pixels: int = Field(1 << 20, ge=1024, description="pixels an engine is shown at most")
     batch_size: int = Field(16, ge=1, description="rows a task takes at once, and a checkpoint holds at most")
     concurrency: int = Field(64, ge=1, description="rows that one engine works on at once")
-    engines: int | None = Field(None, ge=1, description="engines at most; empty: what the cluster's GPUs allow")
+    engines: int | None = Field(
+        None, ge=1, description="engines; empty: what the GPUs that the cluster has at the start allow"
+    )
     cpus: float = Field(1.0, gt=0, description="CPUs of one engine; kind rules: of one task")
     gpus: int = Field(0, ge=0, description="GPUs of one engine; more than one: tensor parallel")
     gpu_memory: float = Field(0.9, gt=0, le=1, description="share of a GPU's memory that vLLM takes")

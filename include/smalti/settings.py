@@ -45,14 +45,20 @@ class ReleaseRun(Strict):
     manifest: str | None = Field(None, description="verify, publish: URI of manifest.json")
 
 
-def source_run(name: str, batch: str, limit: int | None = None, root: Path | None = None) -> SourceRun:
-    """The settings of a source run from the files below `root` (default: smalti.config.home())."""
+def source_run(
+    name: str, batch: str, limit: int | None = None, root: Path | None = None, *, captioner: str | None = None
+) -> SourceRun:
+    """The settings of a source run from the files below `root` (default: smalti.config.home()).
+
+    Args:
+        captioner: another profile than the source file names.
+    """
     source = load_source(name, root)
     _check_name(batch, "batch")
     return SourceRun(
         source=source,
         batch=batch,
-        captioner=load_engine(source.captioner, "captioner", root),
+        captioner=load_engine(captioner or source.captioner, "captioner", root),
         classifier=load_engine(source.classifier, "classifier", root),
         limit=limit,
     )

@@ -33,7 +33,12 @@ DEFAULTS: dict[str, Any] = {
 }
 """default_args of every DAG. A stage keeps what it has done, so that a retry goes on where the last try ended."""
 
-LONGER = {"caption": timedelta(days=7), "ingest": timedelta(days=2), "shard": timedelta(days=2)}
+LONGER = {
+    "caption": timedelta(days=7),
+    "classify": timedelta(days=2),
+    "ingest": timedelta(days=2),
+    "shard": timedelta(days=2),
+}
 """Stages that may take longer than the default: they read or write every image."""
 
 FIRST_DAY = datetime(2024, 1, 1, tzinfo=UTC)
@@ -49,6 +54,13 @@ SOURCE_FORM = {
         minimum=1,
         title="Only the first rows",
         description="Take only so many rows of the inventory, to try things out. Empty: all.",
+    ),
+    "captioner": Param(
+        None,
+        type=["null", "string"],
+        pattern="^[a-z0-9][a-z0-9_.-]{0,62}$",
+        title="Captioner",
+        description="Another profile than the source file names; the batch gets a part of its own. Empty: as the file says.",
     ),
     "pilot": Param(
         None,

@@ -28,7 +28,9 @@ def resolve_settings(stage: str, given: Mapping[str, Any], where: str) -> dict[s
     """
     fields = {key: value for key, value in given.items() if value not in EMPTY}
     if find_stage(stage).settings is SourceRun:
-        whole = source_run(fields.pop("source"), "unnamed").model_dump(mode="json") | {"batch": None}
+        whole = source_run(fields.pop("source"), "unnamed", captioner=fields.pop("captioner", None)).model_dump(
+            mode="json"
+        ) | {"batch": None}
     else:
         whole = release_run(fields.pop("dataset")).model_dump(mode="json")
     return validate_settings(stage, whole | fields, where).model_dump(mode="json")

@@ -73,12 +73,12 @@ def test_the_form_refuses_a_wrong_pilot_and_a_wrong_budget(field: str, right: An
 
 def rendered(dag: Any, task_id: str, **params: Any) -> dict[str, Any]:
     task = dag.task_dict[task_id]
-    form = {"limit": None, "pilot": None, "max_gpu_hours": None, **params}
+    form = {"limit": None, "captioner": None, "pilot": None, "max_gpu_hours": None, **params}
     context = {"params": form, "dag_run": SimpleNamespace(partition_key="2026-11-20", run_id="r")}
     return dict(task.render_template(task.settings, context, dag.get_template_env()))
 
 
-def test_a_pilot_is_the_pilots_and_a_budget_is_captions_alone() -> None:
+def test_a_pilot_is_the_pilots_and_a_budget_is_its_and_captions() -> None:
     from smalti_airflow.stage_settings import resolve_settings
 
     dag = load_dags().dags["source_hand"]
@@ -88,9 +88,22 @@ def test_a_pilot_is_the_pilots_and_a_budget_is_captions_alone() -> None:
         given = rendered(dag, name, pilot=7, max_gpu_hours=0.25)
         found = resolve_settings(name, given, name)
         assert found["pilot"] == (7 if name == "pilot" else None)
-        assert found["max_gpu_hours"] == (0.25 if name == "caption" else None)
+        assert found["max_gpu_hours"] == (0.25 if name in ("pilot", "caption") else None)
     assert rendered(dag, "pilot")["pilot"] == ""
     assert resolve_settings("caption", rendered(dag, "caption"), "caption")["max_gpu_hours"] is None
+
+
+def test_another_captioner_is_that_of_every_stage() -> None:
+    from smalti_airflow.stage_settings import resolve_settings
+
+    dag = load_dags().dags["source_hand"]
+    for task in dag.tasks:
+        if hasattr(task, "stage"):
+            found = resolve_settings(task.stage, rendered(dag, task.task_id, captioner="qwen3-vl-8b"), task.task_id)
+            assert found["captioner"]["name"] == "qwen3-vl-8b"
+            assert (
+                resolve_settings(task.stage, rendered(dag, task.task_id), task.task_id)["captioner"]["name"] == "rules"
+            )
 
 
 def test_without_a_pilot_both_of_its_tasks_are_skipped_and_caption_is_not() -> None:

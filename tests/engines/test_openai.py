@@ -238,6 +238,33 @@ def test_garbage_fails_one_row_of_a_server_that_answers_others(name: str) -> Non
         assert server.asked["row-1"] == openai.TRIES
 
 
+@pytest.mark.parametrize("name", ["500", "reset", "403", "404"])
+def test_a_row_that_a_server_never_answers_fails_alone_while_it_answers_others(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai, "TRIES", 4)
+    fault = FAULTS[name] if name in FAULTS else refusal(int(name), "sk-te is not for this")
+
+    async def work(engine: AsyncEngine) -> str:
+        async def keep_asking(row: int) -> None:
+            while True:
+                await engine.ask(Question(str(row), f"Caption row-{row}."), Sampling())
+
+        others = [asyncio.create_task(keep_asking(row)) for row in range(3)]
+        try:
+            await asyncio.sleep(0.2)
+            with pytest.raises(RowError, match="the server answers others, and not this one in 4 tries") as raised:
+                await engine.ask(Question("bad", "Caption row-99."), Sampling())
+            return str(raised.value)
+        finally:
+            for each in others:
+                each.cancel()
+
+    with serve_openai(faults=lambda asked: fault if asked.row == "row-99" else None) as server:
+        said = use(profile(server.base_url), work)
+    assert ("sk-te" in said) == (name == "404")  # what a 403 says is left out
+
+
 def test_a_server_that_says_only_garbage_stops_the_stage() -> None:
     with (
         serve_openai(faults=always("html")) as server,

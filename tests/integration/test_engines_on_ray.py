@@ -21,11 +21,11 @@ from pathlib import Path
 
 import lance  # noqa: TID253
 import numpy as np
-import psutil
 import pyarrow as pa
 import pytest
 from PIL import Image
 
+from demo.processes import family
 from demo.servers import REPOSITORY, RayServer, find_servers, launch_ray, stop_servers, wait_for_ray
 from smalti.config import load_engine
 from smalti.jobs.spec import JobSpec, read_spec, report_uri, write_spec
@@ -141,21 +141,21 @@ class Driver:
         return self.process is not None and self.process.poll() is None
 
 
-def victims(ray: RayServer, driver: Driver) -> dict[str, list[psutil.Process]]:
-    """Processes by kind. Ray names a worker after what it is at."""
-    found: dict[str, list[psutil.Process]] = {kind: [] for kind in KINDS}
+def victims(ray: RayServer, driver: Driver) -> dict[str, list[int]]:
+    """Process ids by kind. Ray names a worker after what it is at."""
+    found: dict[str, list[int]] = {kind: [] for kind in KINDS}
     if driver.running:
         assert driver.process is not None
-        found["driver"].append(psutil.Process(driver.process.pid))
-    for process in psutil.Process(ray.process.pid).children(recursive=True):
+        found["driver"].append(driver.process.pid)
+    for pid in family([ray.process]):
         try:
-            name = " ".join(process.cmdline())
-        except psutil.Error:
+            name = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        except OSError:
             continue
         if name.startswith("ray::") and "_EngineActor" in name:
-            found["engine"].append(process)
+            found["engine"].append(pid)
         elif name.startswith("ray::") and "_prepare" in name:
-            found["reader"].append(process)
+            found["reader"].append(pid)
     return found
 
 
@@ -187,9 +187,7 @@ def campaign(
             if not log.asked or not there[kind]:
                 assert time.time() - began < 60 * kills, f"no {kind} to kill; {(tmp / 'log').read_text()[-3000:]}"
                 continue
-            if kind != "driver":
-                time.sleep(chance.uniform(0.0, 1.0))
-            chance.choice(there[kind]).send_signal(signal.SIGKILL)
+            os.kill(chance.choice(there[kind]), signal.SIGKILL)
             given[kind] += 1
             if kind == "driver":
                 assert driver.process is not None

@@ -70,7 +70,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, models: Path) -> tuple[Lake, S
     (config / "engines" / "prompts").mkdir(parents=True)
     for prompt in (REPOSITORY / "include/engines/prompts").glob("*.yaml"):
         (config / "engines" / "prompts" / prompt.name).write_bytes(prompt.read_bytes())
-    more = {
+    more: dict[str, tuple[str, dict[str, Any]]] = {
         "tiny-captioner": ("qwen3-vl-8b", {"model": str(models / "qwen3-vl"), "checks": None, "max_pixels": 131072}),
         "tiny-classifier": ("qwen3-8b", {"model": str(models / "qwen3")}),
     }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
+from collections import Counter
 
 import lance  # noqa: TID253
 import pytest
@@ -108,7 +110,27 @@ def test_an_engine_that_fails_stops_the_stage_and_what_was_answered_stays(lake: 
     assert set(column(lake, "caption_told_status").values()) == {"ok"}
 
 
-def test_an_engine_that_refuses_whatever_it_is_asked_fails_no_row(lake: Lake, run: SourceRun) -> None:
+def quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines and the driver look after each other 50 times a second instead of once."""
+    for module in ("worker", "fill"):
+        monkeypatch.setattr(f"smalti.pipeline.{module}.BEAT", 0.02)
+
+
+def test_two_rows_that_the_engine_cannot_answer_keep_nobody_from_going_on(lake: Lake, run: SourceRun) -> None:
+    def say(question: Question, _: Sampling) -> str:
+        if question.id in ids("p0", "p1"):
+            raise RowError("the prompt is too long")
+        return "A room."
+
+    assert fill(place_of(lake, run), work_of(run, Told(say))).computed == 8
+    assert Counter(column(lake, "caption_told_status").values()) == {"ok": 6, "failed": 2}
+
+
+def test_an_engine_that_refuses_whatever_it_is_asked_stops_the_stage(
+    lake: Lake, run: SourceRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smalti.pipeline.worker.REFUSED", 2)
+
     def say(question: Question, _: Sampling) -> str:
         raise RowError("unknown field top_q")
 
@@ -185,7 +207,7 @@ def test_a_compaction_between_two_runs_costs_no_answer(lake: Lake, run: SourceRu
 def test_a_budget_stops_cleanly_and_a_larger_one_goes_on(
     lake: Lake, run: SourceRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smalti.pipeline.worker.STOP_LOOK", 0.02)
+    quick_beats(monkeypatch)
     slow = run.model_copy(update={"captioner": run.captioner.model_copy(update={"concurrency": 1, "batch_size": 1})})
     told = Told(seconds=0.3)
     with pytest.raises(
@@ -207,9 +229,28 @@ def test_a_budget_stops_cleanly_and_a_larger_one_goes_on(
     assert use.gpu_hours_before == pytest.approx(spent / 3600, abs=1e-5)
 
 
+def test_an_engine_that_never_answers_uses_up_the_budget_too(
+    lake: Lake, run: SourceRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_beats(monkeypatch)
+    told = Told()
+
+    async def slow_to_load(_: object) -> Told:
+        await asyncio.sleep(0.6)
+        return told
+
+    object.__setattr__(told, "open", slow_to_load)
+    with pytest.raises(InputError, match="8 rows wait"):
+        fill(place_of(lake, run), work_of(run, told), max_gpu_hours=0.0001)  # 0.36 s
+    assert not told.asked
+    assert told.closed == 1
+    assert Ledger(place_of(lake, run)).before >= 0.5
+
+
 def test_the_stage_says_how_it_gets_on_and_what_it_cost(
     lake: Lake, run: SourceRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    quick_beats(monkeypatch)
     monkeypatch.setattr(fill_module, "LINE_EVERY", 0.0)
     profile = run.captioner.model_copy(update={"rate": 2.0})
     priced = run.model_copy(update={"captioner": profile})

@@ -54,6 +54,9 @@ LONGEST_BODY = 16 << 20
 """Bytes of an answer; a server that sends more sends something else than a chat completion."""
 
 JPEG_QUALITY = 95
+OF_ONE: Final = frozenset({403, 404})
+"""Statuses of a server that answers others meanwhile, which are about this row: a picture that a gateway does not let pass."""
+
 AGAIN: Final = frozenset({408, 409, 425, 429})
 """Statuses below 500 that say: not now."""
 
@@ -156,7 +159,7 @@ class _OpenAI:
         self._refusals = 0  # waves of 429 since the last answer
 
     async def ask(self, question: Question, sampling: Sampling) -> Answer:
-        """See `AsyncEngine.ask`. A row whose every try was garbage fails alone, if the server answers others.
+        """See `AsyncEngine.ask`. A row whose every try failed fails alone, if the server has answered others meanwhile.
 
         Raises:
             RowError: the server refuses this row, or its answers about it make no sense.
@@ -165,13 +168,16 @@ class _OpenAI:
         """
         body = await asyncio.to_thread(_body, self._profile, self._system, question, sampling)
         tries, all_garbage, began = 0, True, _now()
+        since = began  # when the try before the last one began: who was answered later was answered beside failures
+        last = began
         while True:
             async with self._slots:
                 await self._quiet()
+                since, last = last, _now()
                 got = await self._try(body)
             if isinstance(got, Answer):
                 return got
-            if not got.passes:
+            if not got.passes and not (got.status in OF_ONE and self._answered_at >= began):
                 self._judge(got)
             all_garbage = all_garbage and got.kind == "garbage"
             # A server at its limit answers some and puts off others: being put off says nothing until answers stay away.
@@ -182,10 +188,13 @@ class _OpenAI:
             await asyncio.sleep(_pause(tries))
         if all_garbage and self._answered:
             raise RowError(f"the server's answers made no sense: {got.what}")
+        what = f"HTTP {got.status}" if got.status in (401, 403) else got.what  # some repeat a part of the key
+        if self._answered_at >= since:
+            raise RowError(f"the server answers others, and not this one in {TRIES} tries: {what}")
         fix = "See that the server runs and is not overloaded, then start the task again: it goes on where it stopped"
         if all_garbage:
             fix = "See that `base_url` is that of a chat completions server, up to and with /v1"
-        raise EngineError(f"no answer about {question.id} in {TRIES} tries; the last: {got.what}", self._base_url, fix)
+        raise EngineError(f"no answer about {question.id} in {TRIES} tries; the last: {what}", self._base_url, fix)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from smalti.compute import ray_is_up
 from smalti.config import Engine
 from smalti.engines.base import open_engine
 from smalti.errors import SmaltiError
+from smalti.pipeline.control import Control, Seen
 from smalti.pipeline.plan import Chunk
 from smalti.pipeline.wire import (
     chunk_from_arrow,
@@ -54,6 +55,7 @@ class EngineWork:
         prepare: from (chunk, settings) to what can be asked.
         columns, outputs: see Worker.
         opener: makes an engine.
+        answered_before: see Worker.
     """
 
     profile: Engine
@@ -62,6 +64,7 @@ class EngineWork:
     columns: Columns
     outputs: pa.Schema
     opener: Opener = open_engine
+    answered_before: bool = False
 
     @property
     def threads(self) -> int:
@@ -70,14 +73,17 @@ class EngineWork:
 
 
 class Running:
-    """An execution: iterate over what is done, and tell the engines to stop."""
+    """An execution: iterate over what is done; ask who is there; tell the engines to stop; close it at the end."""
 
-    def __init__(self, engines: int, done: Iterator[Done], stop: Callable[[], None]) -> None:
-        self.engines = engines
-        self._done, self.stop = done, stop
+    def __init__(self, done: Generator[Done], stop: Callable[[], None], seen: Callable[[], Seen]) -> None:
+        self._done, self.stop, self.seen = done, stop, seen
 
     def __iter__(self) -> Iterator[Done]:
         return self._done
+
+    def close(self) -> None:
+        """End the engines, if the execution has not ended by itself."""
+        self._done.close()
 
 
 def engines_for(profile: Engine) -> int:
@@ -100,13 +106,13 @@ def execute(work: EngineWork, chunks: Sequence[Chunk]) -> Running:
 
 
 def _here(work: EngineWork, chunks: Sequence[Chunk]) -> Running:
-    stop = threading.Event()
-    return Running(1, _run_here(work, chunks, stop), stop.set)
+    control = Control()
+    return Running(_run_here(work, chunks, control), control.stop, control.seen)
 
 
-def _run_here(work: EngineWork, chunks: Sequence[Chunk], stop: threading.Event) -> Iterator[Done]:
+def _run_here(work: EngineWork, chunks: Sequence[Chunk], control: Control) -> Generator[Done]:
     """One engine. Threads prepare, as many at a time as there are CPUs, and bring it what they have prepared."""
-    worker = Worker(work.profile, work.outputs, work.columns, stop.is_set, work.opener)
+    worker = Worker(work.profile, work.outputs, work.columns, control.beat, work.opener, work.answered_before)
     cpus = threading.BoundedSemaphore(os.cpu_count() or 1)
 
     def one(chunk: Chunk) -> Done:
@@ -126,7 +132,10 @@ def _run_here(work: EngineWork, chunks: Sequence[Chunk], stop: threading.Event) 
             yield each.result()
     finally:
         pool.shutdown(cancel_futures=True)
-        worker.close()
+        try:
+            worker.close()
+        except Exception as error:  # what was answered is kept; an error of the engine's must not be hidden by this one
+            log.warning("the engine did not close: %s: %s", type(error).__name__, error)
 
 
 # On Ray
@@ -136,24 +145,12 @@ def _on_ray(work: EngineWork, chunks: Sequence[Chunk]) -> Running:
     import ray
 
     engines = engines_for(work.profile)
-    switch: Any = ray.remote(num_cpus=0)(_Switch).remote()
-    return Running(engines, _run_on_ray(work, chunks, engines, switch), lambda: ray.get(switch.stop.remote()))
+    control: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Control).remote()
+    done = _run_on_ray(work, chunks, engines, control)
+    return Running(done, lambda: ray.get(control.stop.remote()), lambda: ray.get(control.seen.remote()))
 
 
-class _Switch:
-    """An actor: engines stop when it is on."""
-
-    def __init__(self) -> None:
-        self._on = False
-
-    def stop(self) -> None:
-        self._on = True
-
-    def stopped(self) -> bool:
-        return self._on
-
-
-def _run_on_ray(work: EngineWork, chunks: Sequence[Chunk], engines: int, switch: Any) -> Iterator[Done]:
+def _run_on_ray(work: EngineWork, chunks: Sequence[Chunk], engines: int, control: Any) -> Generator[Done]:
     """Ray Data: tasks prepare, a pool of actors asks; what is prepared waits in the object store, and Ray bounds it."""
     import ray
     from ray.data import ActorPoolStrategy, DataContext
@@ -181,7 +178,7 @@ def _run_on_ray(work: EngineWork, chunks: Sequence[Chunk], engines: int, switch:
             _EngineActor,
             batch_size=1,
             batch_format="pyarrow",
-            fn_constructor_args=(work, switch),
+            fn_constructor_args=(work, control),
             num_cpus=profile.cpus,
             num_gpus=profile.gpus or None,
             compute=ActorPoolStrategy(
@@ -232,13 +229,13 @@ def _prepare(batch: pa.Table, work: EngineWork) -> Iterator[pa.Table]:
 class _EngineActor:
     """A Worker in an actor. What goes wrong when it is made is said when it is first asked: Ray then hands it on."""
 
-    def __init__(self, work: EngineWork, switch: Any) -> None:
+    def __init__(self, work: EngineWork, control: Any) -> None:
         import ray
 
-        def wants_stop() -> bool:
-            return bool(ray.get(switch.stopped.remote()))
+        def beat(engine: str, opened: float) -> bool:
+            return bool(ray.get(control.beat.remote(engine, opened)))
 
-        self._worker = Worker(work.profile, work.outputs, work.columns, wants_stop, work.opener)
+        self._worker = Worker(work.profile, work.outputs, work.columns, beat, work.opener, work.answered_before)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         return done_to_arrow(self._worker.work(prepared_from_arrow(batch)))

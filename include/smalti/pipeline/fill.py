@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import dataclasses
 import logging
+import threading
 import time
 from dataclasses import dataclass
 
 from smalti.pipeline.budget import Ledger, used_up
+from smalti.pipeline.control import BEAT
 from smalti.pipeline.executors import EngineWork, Running, engines_for, execute
 from smalti.pipeline.meter import EngineUse, Meter, estimate
 from smalti.pipeline.plan import Place, Plan, open_newest, plan_chunks
@@ -74,37 +77,66 @@ def _ask(
         folder.finish()
         raise used_up(place, limit / 3600, ledger.before, plan.rows)
     log.info("%s", estimate(place.target.stage, plan.rows, engines_for(work.profile), work.profile))
-    over = False
-    running = execute(work, plan.chunks)
-    lines, notes = _Every(LINE_EVERY), _Every(NOTE_EVERY)
-    try:
-        for done in running:
-            meter.add(done)
-            if not done.stopped:
-                folder.add(done.checkpoint)
-            if not over and limit is not None and ledger.before + meter.gpu_seconds >= limit:
-                over = _stop(running, place)
-            if over and meter.all_stopped:
-                break
-            if lines.due():
-                log.info("%s", meter.line())
-            if notes.due():
-                ledger.note(meter.gpu_seconds)
-                folder.start()
-    finally:
-        ledger.note(meter.gpu_seconds)
+    running = execute(dataclasses.replace(work, answered_before=plan.answered_before), plan.chunks)
+    folds = _Every(NOTE_EVERY)
+    with _Watch(place, meter, running, ledger, limit) as watch:
+        try:
+            for done in running:
+                meter.add(done)
+                if not done.stopped:
+                    folder.add(done.checkpoint)
+                if watch.over and meter.all_stopped:
+                    break
+                if folds.due():
+                    folder.start()
+        finally:
+            running.close()
     log.info("%s", meter.line())
-    if over and folder.waiting:
+    if watch.over and folder.waiting:
         folder.finish()
-        assert limit is not None
-        raise used_up(place, limit / 3600, ledger.before + meter.gpu_seconds, folder.waiting)
+        raise used_up(place, (limit or 0) / 3600, ledger.before + meter.gpu_seconds, folder.waiting)
     return meter.use(ledger.before)
 
 
-def _stop(running: Running, place: Place) -> bool:
-    log.info("%s: the budget is used up; the engines end what they have begun", place.target.stage)
-    running.stop()
-    return True
+class _Watch:
+    """A thread beside the loop over answers, which may be long in coming: it counts engines, says how they get on, notes
+    what they cost, and stops them when the budget is used up."""
+
+    def __init__(self, place: Place, meter: Meter, running: Running, ledger: Ledger, limit: float | None) -> None:
+        self._place, self._meter, self._running = place, meter, running
+        self._ledger, self._limit = ledger, limit
+        self._ended = threading.Event()
+        self._lines, self._notes = _Every(LINE_EVERY), _Every(NOTE_EVERY)
+        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
+        self.over = False
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._ledger.note(self._meter.gpu_seconds)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(BEAT):
+            try:
+                self._look()
+            except Exception as error:  # the lake or Ray is away for a moment: the next look is a second later
+                log.warning("%s: %s", self._place.target.stage, " ".join(str(error).split()))
+
+    def _look(self) -> None:
+        self._meter.see(self._running.seen())
+        if self._limit is not None and self._ledger.before + self._meter.gpu_seconds >= self._limit:
+            if not self.over:
+                log.info("%s: the budget is used up; the engines end what they have begun", self._place.target.stage)
+            self.over = True
+            self._running.stop()  # each time: what it is said to may have been started anew
+        if self._lines.due():
+            log.info("%s", self._meter.line())
+        if self._notes.due():
+            self._ledger.note(self._meter.gpu_seconds)
 
 
 class _Every:
@@ -179,7 +211,7 @@ class _Folder:
         fold(self._place.table, self._place.batch, self._place.target, checkpoints, fragments)
 
     def _collect(self) -> None:
-        """Raise what the last fold raised."""
-        if self._folding is not None:
-            self._folding.result()
-            self._folding = None
+        """See how the last fold went. One that failed is made up for at the end; the engines are not stopped for it."""
+        if self._folding is not None and (error := self._folding.exception()) is not None:
+            log.warning("%s: a fold is put off to the end: %s", self._place.target.stage, error)
+        self._folding = None

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from smalti.config import Engine
+from smalti.pipeline.control import GONE, Seen
 from smalti.pipeline.worker import Done
 
 BUSY = 0.95
@@ -45,11 +46,12 @@ class _EngineState:
     busy: float = 0.0
     rows: int = 0
     stopped: bool = False
+    alive: float = 0.0  # its last sign of life
 
 
 @dataclass
 class Meter:
-    """Adds up what the workers say.
+    """Adds up what the workers say. May be used by two threads.
 
     Args:
         stage: for the lines.
@@ -70,7 +72,7 @@ class Meter:
 
     def add(self, done: Done) -> None:
         """Count one chunk."""
-        engine = self._engines.setdefault(done.engine, _EngineState(done.opened))
+        engine = self._engine(done.engine, done.opened, done.now)
         if done.now >= engine.now:
             engine.now, engine.first, engine.busy = done.now, done.first, done.busy
         engine.rows += done.rows
@@ -79,15 +81,27 @@ class Meter:
         self.failed += done.failed
         self.tokens += done.tokens
 
+    def see(self, seen: Seen) -> None:
+        """Note which engines are there."""
+        for name, (opened, last) in seen.items():
+            self._engine(name, opened, last)
+
     @property
     def gpu_seconds(self) -> float:
-        """GPUs times seconds, from the start of loading to the last answer, over all engines."""
-        return max(1, self.profile.gpus) * sum(engine.now - engine.opened for engine in self._engines.values())
+        """GPUs times seconds, from the start of loading to the last sign of life, over all engines."""
+        return max(1, self.profile.gpus) * sum(each.alive - each.opened for each in list(self._engines.values()))
 
     @property
     def all_stopped(self) -> bool:
-        """Every engine that has said anything has nothing in it any more."""
-        return bool(self._engines) and all(engine.stopped for engine in self._engines.values())
+        """Every engine that is there has nothing in it any more."""
+        engines = list(self._engines.values())
+        newest = max((engine.alive for engine in engines), default=0.0)
+        return bool(engines) and all(engine.stopped for engine in engines if engine.alive > newest - GONE)
+
+    def _engine(self, name: str, opened: float, alive: float) -> _EngineState:
+        engine = self._engines.setdefault(name, _EngineState(opened))
+        engine.alive = max(engine.alive, alive)
+        return engine
 
     def line(self) -> str:
         """Where it stands, and its rates since the line before."""
@@ -97,10 +111,10 @@ class Meter:
         if not self.rows:
             return f"{self.stage}: 0 of {self.total} rows, the engines are starting"
         self._last = (now, self.rows, self.tokens, working, busy)
-        start = then or min((engine.first for engine in self._engines.values() if engine.first), default=now)
+        start = then or min((engine.first for engine in list(self._engines.values()) if engine.first), default=now)
         seconds, share = max(now - start, 1e-3), _share(busy - was_busy, working - worked)
         speed = (self.rows - rows) / seconds
-        engines = max(1, len([engine for engine in self._engines.values() if engine.now > now - 120]))
+        engines = max(1, len([engine for engine in list(self._engines.values()) if engine.now > now - 120]))
         return (
             f"{self.stage}: {self.rows} of {self.total} rows ({100 * self.rows / max(self.total, 1):.1f} %), "
             f"{self.failed} failed; {engines} {'engine' if engines == 1 else 'engines'}, each {speed / engines:.1f} rows/s and "
@@ -111,12 +125,12 @@ class Meter:
     def use(self, before: float = 0.0) -> EngineUse:
         """The whole run. `before`: GPU seconds of earlier runs."""
         working, busy = self._working()
-        firsts = [engine.first for engine in self._engines.values() if engine.first]
-        seconds = max(engine.now for engine in self._engines.values()) - min(firsts) if firsts else 0.0
+        firsts = [engine.first for engine in list(self._engines.values()) if engine.first]
+        seconds = max(engine.now for engine in list(self._engines.values())) - min(firsts) if firsts else 0.0
         hours, price = self.gpu_seconds / 3600, self.profile.price
         share = _share(busy, working)
         return EngineUse(
-            engines=sum(engine.rows > 0 for engine in self._engines.values()),
+            engines=sum(engine.rows > 0 for engine in list(self._engines.values())),
             rows_per_second=round(self.rows / seconds, 3) if seconds else 0.0,
             tokens=self.tokens,
             tokens_per_second=round(self.tokens / seconds, 1) if seconds else 0.0,
@@ -130,7 +144,7 @@ class Meter:
 
     def _working(self) -> tuple[float, float]:
         """Seconds between first question and last answer, and how busy they were, over all engines."""
-        asked = [engine for engine in self._engines.values() if engine.first]
+        asked = [engine for engine in list(self._engines.values()) if engine.first]
         return sum(engine.now - engine.first for engine in asked), sum(engine.busy for engine in asked)
 
 

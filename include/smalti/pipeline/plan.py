@@ -84,11 +84,18 @@ class Plan:
         chunks: in the order of the table.
         answered: id -> URI of the checkpoint that has it.
         fragments: id of each of the answered -> its fragment.
+        in_table: rows whose answers are in the table.
     """
 
     chunks: list[Chunk]
     answered: dict[str, str]
     fragments: dict[str, int]
+    in_table: int = 0
+
+    @property
+    def answered_before(self) -> bool:
+        """Engines of this profile have answered rows of this batch before."""
+        return bool(self.answered or self.in_table)
 
     @property
     def rows(self) -> int:
@@ -126,7 +133,7 @@ def plan_chunks(place: Place, table: Any, size: int, only: frozenset[str] | None
     if unaccounted:
         known = _answered_rows(unaccounted)
         todo = [left for chunk in todo if (left := _without(place, chunk, known, answered, fragments)) is not None]
-    return Plan(todo, answered, fragments)
+    return Plan(todo, answered, fragments, rows.num_rows - rows[target.marker].null_count)
 
 
 def _cut(place: Place, table: Any, rows: pa.Table, size: int) -> Iterator[Chunk]:

@@ -7,6 +7,7 @@ checkpoint and brings the next, so that the engine always has as many rows as it
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 import uuid
@@ -21,13 +22,16 @@ from smalti.config import Engine
 from smalti.engines.asking import Answered, answer
 from smalti.engines.base import AsyncEngine, Question, open_engine
 from smalti.errors import EngineError
+from smalti.pipeline.control import BEAT
 from smalti.reasons import Unanswered
 from smalti.sources.inventory import parquet_bytes
 
+log = logging.getLogger("smalti")
+
 Opener = Callable[[Engine], Awaitable[AsyncEngine]]
 
-STOP_LOOK = 1.0
-"""Seconds between two looks whether the driver wants engines to stop."""
+REFUSED = 8
+"""Rows that an engine must have refused, and none answered, before it is the engine that counts as wrong and not the rows."""
 
 CLOSING = 60.0
 """Seconds that an engine has to close."""
@@ -88,7 +92,8 @@ class Worker:
         profile: of the engine.
         outputs: the columns of the checkpoints, beside id and sha256.
         columns: from answers to these columns.
-        wants_stop: whether the driver wants engines to stop; looked at now and then.
+        beat: tells the driver of this engine (name, when it began to be loaded) now and then, and returns whether to stop.
+        answered_before: rows of this batch and profile have answers from earlier runs.
         opener: makes the engine.
     """
 
@@ -97,17 +102,18 @@ class Worker:
         profile: Engine,
         outputs: pa.Schema,
         columns: Columns,
-        wants_stop: Callable[[], bool] = lambda: False,
+        beat: Callable[[str, float], bool] = lambda engine, opened: False,
         opener: Opener = open_engine,
+        answered_before: bool = False,
     ) -> None:
-        self._profile, self._outputs, self._columns, self._wants_stop = profile, outputs, columns, wants_stop
+        self._profile, self._outputs, self._columns, self._beat = profile, outputs, columns, beat
         self.name = uuid.uuid4().hex[:12]
         self._opened = time.time()
         self._slots = _Slots(profile.concurrency)
         self._stopping = threading.Event()
         self._at_work = threading.Condition()
         self._chunks = 0
-        self._answered_once = False
+        self._answered_once = answered_before
         self._refused = 0
         self._closing = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -115,7 +121,7 @@ class Worker:
         self._thread.start()
         self._engine: AsyncEngine | None = None
         self._opening = asyncio.run_coroutine_threadsafe(self._open(opener), self._loop)
-        threading.Thread(target=self._look_for_stop, daemon=True).start()
+        threading.Thread(target=self._keep_beating, daemon=True, name=f"beat {self.name}").start()
 
     def work(self, chunk: Prepared) -> Done:
         """Have a chunk answered and write its checkpoint. One that is there already is left as it is.
@@ -124,15 +130,13 @@ class Worker:
             SmaltiError: the engine cannot be opened or cannot answer at all; the lake cannot be written.
         """
         self._opening.result()
-        if objects.exists(chunk.checkpoint):
-            return self._done(chunk, ())
         with self._at_work:
             if self._stopping.is_set():  # said only when nothing is being answered any more: then the driver may leave
                 self._at_work.wait_for(lambda: self._chunks == 0)
                 return self._done(chunk, (), stopped=True)
             self._chunks += 1
         try:
-            return self._done(chunk, self._answer_and_keep(chunk))
+            return self._done(chunk, self._answer_and_keep(chunk) or ())
         finally:
             with self._at_work:
                 self._chunks -= 1
@@ -149,8 +153,10 @@ class Worker:
     async def _open(self, opener: Opener) -> None:
         self._engine = await opener(self._profile)
 
-    def _answer_and_keep(self, chunk: Prepared) -> list[Answered]:
+    def _answer_and_keep(self, chunk: Prepared) -> list[Answered] | None:
         answers = asyncio.run_coroutine_threadsafe(self._answer(chunk), self._loop).result()
+        if answers is None:
+            return None
         self._refuse_if_never_answered(chunk, answers)
         results = self._columns(answers)
         columns = {"id": pa.array(chunk.ids, pa.string()), "sha256": pa.array(chunk.sha256, pa.string())}
@@ -162,7 +168,7 @@ class Worker:
         return answers
 
     def _refuse_if_never_answered(self, chunk: Prepared, answers: Sequence[Answered]) -> None:
-        """Raise EngineError where an engine has refused all it was asked, two rows or more: it is not they that are wrong."""
+        """Raise EngineError where an engine has refused all it was asked, many rows: it is not they that are wrong."""
         asked = [each for each, question in zip(answers, chunk.questions, strict=True) if question is not None]
         errors = [each for each in asked if each.reason == Unanswered.ERROR]
         with self._at_work:
@@ -170,14 +176,19 @@ class Worker:
             if self._answered_once:
                 return
             self._refused += len(errors)
-        if self._refused > 1:
+        if errors and self._refused >= REFUSED:
             raise EngineError(
                 f"it has answered none of the {self._refused} rows that it was asked about ({errors[0].detail})",
                 f"engines/{self._profile.name}.yaml",
                 "Mend the profile or the server, then run the stage again",
             )
 
-    async def _answer(self, chunk: Prepared) -> list[Answered]:
+    async def _answer(self, chunk: Prepared) -> list[Answered] | None:
+        """The answers; None if the checkpoint is there already. Looked at when the first row's turn has come, for another
+        driver or a repeated task may have written it while the chunk waited."""
+        async with self._slots:
+            if await asyncio.to_thread(objects.exists, chunk.checkpoint):
+                return None
         answers = dict(chunk.answered)
 
         async def one(index: int, question: Question) -> None:
@@ -209,10 +220,14 @@ class Worker:
             stopped=stopped,
         )
 
-    def _look_for_stop(self) -> None:
-        while not self._closing.wait(STOP_LOOK):
-            if self._wants_stop():
-                self._stopping.set()
+    def _keep_beating(self) -> None:
+        while True:
+            try:
+                if self._beat(self.name, self._opened):
+                    self._stopping.set()
+            except Exception as error:  # the driver's end is away for a moment, or for good; then Ray ends this process
+                log.debug("engine %s: no beat: %s", self.name, error)
+            if self._closing.wait(BEAT):
                 return
 
 

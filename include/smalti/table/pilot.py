@@ -174,7 +174,8 @@ def estimate(rows: int, rate: float, engines: int, profile: Engine | None) -> Es
 
 def _by_engines(place: Place, run: SourceRun, drawn: pa.Table) -> tuple[Answers, int, int, EngineUse | None]:
     """The answers; rows that were asked about now; rows that caption will ask about; what the engines did."""
-    filled = fill(place, caption_work(run), only=frozenset(drawn["id"].to_pylist()))
+    only = frozenset(drawn["id"].to_pylist())
+    filled = fill(place, caption_work(run), max_gpu_hours=run.max_gpu_hours, only=only)
     table = store.open_table(place.table)
     plan = plan_chunks(place, table, run.captioner.batch_size)
     wanted = set(drawn["id"].to_pylist())

@@ -55,7 +55,7 @@ class Target:
 
 @dataclass(frozen=True)
 class _FoldTask:
-    """`rows`: _rowid and id of the fragment's rows; `checkpoints` have the values for these ids."""
+    """`rows`: _rowid, id and sha256 of the fragment's rows; `checkpoints` have the values for these ids."""
 
     table: str
     version: int
@@ -135,7 +135,7 @@ def fold(
 
     def once() -> None:
         table = store.open_table(uri)
-        rows = _scan(table, batch, ["id", target.marker], addresses=True, fragments=fragments)
+        rows = _scan(table, batch, ["id", "sha256", target.marker], addresses=True, fragments=fragments)
         rows = rows.filter(pc.is_null(rows[target.marker]))
         rows = rows.filter(pc.is_in(rows["id"], value_set=pa.array(list(checkpoints), pa.string())))
         if rows.num_rows == 0:
@@ -145,7 +145,7 @@ def fold(
         tasks = []
         for number, now in wanted.items():
             if number not in written or written[number][0] != now:
-                some = rows.filter(pc.equal(home, number)).select(["_rowid", "id"]).combine_chunks()
+                some = rows.filter(pc.equal(home, number)).select(["_rowid", "id", "sha256"]).combine_chunks()
                 needed = tuple(sorted({checkpoints[row] for row in some["id"].to_pylist()}))
                 tasks.append(_FoldTask(uri, table.version, number, target.outputs, some, needed))
         for task, (after, fields) in zip(tasks, map_tasks(_fold_fragment, tasks, cpus=FOLD_CPUS), strict=True):
@@ -167,9 +167,10 @@ def _fold_fragment(task: _FoldTask) -> tuple[Any, list[int]]:
     """Write the columns of one fragment anew. Returns its metadata, which nobody sees before it is committed, and fields."""
     with concurrent.futures.ThreadPoolExecutor(READ_CHECKPOINTS) as pool:
         parts = list(pool.map(read_checkpoint, task.checkpoints))
-    columns = ["id", *task.outputs.names]
+    columns = ["id", "sha256", *task.outputs.names]
     values = pa.concat_tables([part.select(columns) for part in parts])
-    at = pc.index_in(task.rows["id"], value_set=values["id"].combine_chunks())
+    # By id and bytes: what was said of another picture under the same id is never said of this one.
+    at = pc.index_in(_keys(task.rows), value_set=_keys(values).combine_chunks())
     if at.null_count:
         raise CorruptError(
             f"{at.null_count} rows are in no checkpoint",
@@ -185,6 +186,10 @@ def _fold_fragment(task: _FoldTask) -> tuple[Any, list[int]]:
     with store.lance_errors(task.table):
         after, fields = table.get_fragment(task.fragment).update_columns(update)
     return after, list(fields)
+
+
+def _keys(rows: pa.Table) -> pa.ChunkedArray:
+    return pc.binary_join_element_wise(rows["id"], rows["sha256"], "\0")
 
 
 def read_checkpoint(uri: str) -> pa.Table:
