@@ -93,7 +93,7 @@ def add_pictures(lake: Lake, made: Made, batch: str, numbers: range) -> SourceRu
 
 
 def captioned(run: SourceRun, server: OpenAIServer) -> SourceRun:
-    """The run with a captioner that asks the server: 16 rows at a time, 4 in a checkpoint."""
+    """The run with two engines that ask the server: 16 rows at a time each, 4 in a checkpoint."""
     captioner = load_engine("qwen3-vl-8b", "captioner", REPOSITORY / "include").model_copy(
         update={
             "name": "counted",
@@ -103,7 +103,7 @@ def captioned(run: SourceRun, server: OpenAIServer) -> SourceRun:
             "checks": None,
             "gpus": 0,
             "cpus": 0.1,
-            "engines": 1,
+            "engines": 2,
             "batch_size": 4,
             "concurrency": 16,
         }
