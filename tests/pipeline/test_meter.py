@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from smalti.pipeline.control import Beat
 from smalti.pipeline.meter import Meter, estimate
 from smalti.pipeline.worker import Done
 from tests.pipeline.conftest import PROFILE
@@ -67,6 +68,23 @@ def test_a_line_is_about_the_time_since_the_line_before() -> None:
     meter.add(done(100, 1180.0, 110.0))
     now[0] = 1180.0
     assert "each 5.0 rows/s and 500 tokens/s, 50 % busy (waiting for preparation); done in about 3 min" in meter.line()
+
+
+def test_an_engine_that_is_long_at_its_answers_is_busy() -> None:
+    now = [1160.0]
+    meter = Meter("caption", 1000, GPUS, clock=lambda: now[0])
+    meter.see({"a": Beat(1000.0, 0.0, 0.0, 1059.0)})
+    assert meter.line() == "caption: 0 of 1000 rows, the engines are starting"
+    meter.see({"a": Beat(1000.0, 1060.0, 99.0, 1160.0)})
+    assert "0 of 1000 rows" in meter.line()
+    meter.add(done(100, 1160.0, 99.0))
+    now[0] = 1260.0
+    meter.see({"a": Beat(1000.0, 1060.0, 199.0, 1260.0)})
+    line = meter.line()
+    assert "1 engine, each 1.0 rows/s" in line
+    assert "100 % busy (waiting for engines)" in line
+    assert meter.gpu_seconds == 2 * 260
+    assert meter.use().busy == 0.99  # a run's figures end with its last answer
 
 
 def test_an_estimate_is_what_the_profile_states() -> None:

@@ -6,7 +6,7 @@ beats and not by their answers.
 
 from __future__ import annotations
 
-import time
+from typing import NamedTuple
 
 BEAT = 1.0
 """Seconds between two beats of an engine, and between two looks of the driver."""
@@ -14,8 +14,25 @@ BEAT = 1.0
 GONE = 15.0
 """Seconds after its last beat from which an engine is taken for dead; the driver's look goes on without it."""
 
-Seen = dict[str, tuple[float, float]]
-"""Engine -> when it began to be loaded, and its last beat: UNIX seconds."""
+
+class Beat(NamedTuple):
+    """What an engine says of itself, once a second. Times are UNIX seconds.
+
+    Attributes:
+        opened: when it began to be loaded; its GPUs are held from then on.
+        first: when it was first asked; 0.0 if it was not.
+        busy: seconds since `first`, each weighed by the share of the engine's slots that were taken.
+        now: when this was said.
+    """
+
+    opened: float
+    first: float
+    busy: float
+    now: float
+
+
+Seen = dict[str, Beat]
+"""Engine -> its last beat."""
 
 
 class Control:
@@ -25,9 +42,9 @@ class Control:
         self._stop = False
         self._seen: Seen = {}
 
-    def beat(self, engine: str, opened: float) -> bool:
+    def beat(self, engine: str, beat: Beat) -> bool:
         """An engine is there. Returns whether it is to stop."""
-        self._seen[engine] = (opened, time.time())
+        self._seen[engine] = beat
         return self._stop
 
     def stop(self) -> None:

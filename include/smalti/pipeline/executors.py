@@ -17,7 +17,7 @@ from smalti.compute import ray_is_up
 from smalti.config import Engine
 from smalti.engines.base import open_engine
 from smalti.errors import SmaltiError
-from smalti.pipeline.control import Control, Seen
+from smalti.pipeline.control import Beat, Control, Seen
 from smalti.pipeline.plan import Chunk
 from smalti.pipeline.wire import (
     chunk_from_arrow,
@@ -232,8 +232,8 @@ class _EngineActor:
     def __init__(self, work: EngineWork, control: Any) -> None:
         import ray
 
-        def beat(engine: str, opened: float) -> bool:
-            return bool(ray.get(control.beat.remote(engine, opened)))
+        def beat(engine: str, beat: Beat) -> bool:
+            return bool(ray.get(control.beat.remote(engine, beat)))
 
         self._worker = Worker(work.profile, work.outputs, work.columns, beat, work.opener, work.answered_before)
 

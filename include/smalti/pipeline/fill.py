@@ -14,6 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+from smalti import objects
 from smalti.pipeline.budget import Ledger, used_up
 from smalti.pipeline.control import BEAT
 from smalti.pipeline.executors import EngineWork, Running, engines_for, execute
@@ -92,6 +93,9 @@ def _ask(
         finally:
             running.close()
     log.info("%s", meter.line())
+    if watch.over:
+        for info in objects.list_objects(place.answers):  # of an engine's last chunks the word may not have come yet
+            folder.add(info.uri)
     if watch.over and folder.waiting:
         folder.finish()
         raise used_up(place, (limit or 0) / 3600, ledger.before + meter.gpu_seconds, folder.waiting)

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from smalti.config import Engine
-from smalti.pipeline.control import GONE, Seen
+from smalti.pipeline.control import GONE, Beat, Seen
 from smalti.pipeline.worker import Done
 
 BUSY = 0.95
@@ -38,6 +38,9 @@ class EngineUse(BaseModel):
     cost_per_1000: float | None = Field(None, description="of 1,000 rows of this run")
 
 
+NO_BEAT = Beat(0.0, 0.0, 0.0, 0.0)
+
+
 @dataclass
 class _EngineState:
     opened: float
@@ -46,6 +49,7 @@ class _EngineState:
     busy: float = 0.0
     rows: int = 0
     stopped: bool = False
+    beat: Beat = NO_BEAT  # its last; `now`, `first` and `busy` are those of its last answer
     alive: float = 0.0  # its last sign of life
 
 
@@ -83,8 +87,8 @@ class Meter:
 
     def see(self, seen: Seen) -> None:
         """Note which engines are there."""
-        for name, (opened, last) in seen.items():
-            self._engine(name, opened, last)
+        for name, beat in seen.items():
+            self._engine(name, beat.opened, beat.now).beat = beat
 
     @property
     def gpu_seconds(self) -> float:
@@ -105,16 +109,17 @@ class Meter:
 
     def line(self) -> str:
         """Where it stands, and its rates since the line before."""
-        working, busy = self._working()
+        working, busy = self._working(live=True)
         now = self.clock()
         then, rows, tokens, worked, was_busy = self._last
-        if not self.rows:
+        firsts = [first for each in list(self._engines.values()) if (first := each.first or each.beat.first)]
+        if not self.rows and not firsts:
             return f"{self.stage}: 0 of {self.total} rows, the engines are starting"
         self._last = (now, self.rows, self.tokens, working, busy)
-        start = then or min((engine.first for engine in list(self._engines.values()) if engine.first), default=now)
+        start = then or min(firsts, default=now)
         seconds, share = max(now - start, 1e-3), _share(busy - was_busy, working - worked)
         speed = (self.rows - rows) / seconds
-        engines = max(1, len([engine for engine in list(self._engines.values()) if engine.now > now - 120]))
+        engines = max(1, len([engine for engine in list(self._engines.values()) if engine.alive > now - GONE]))
         return (
             f"{self.stage}: {self.rows} of {self.total} rows ({100 * self.rows / max(self.total, 1):.1f} %), "
             f"{self.failed} failed; {engines} {'engine' if engines == 1 else 'engines'}, each {speed / engines:.1f} rows/s and "
@@ -124,7 +129,7 @@ class Meter:
 
     def use(self, before: float = 0.0) -> EngineUse:
         """The whole run. `before`: GPU seconds of earlier runs."""
-        working, busy = self._working()
+        working, busy = self._working(live=False)
         firsts = [engine.first for engine in list(self._engines.values()) if engine.first]
         seconds = max(engine.now for engine in list(self._engines.values())) - min(firsts) if firsts else 0.0
         hours, price = self.gpu_seconds / 3600, self.profile.price
@@ -142,10 +147,15 @@ class Meter:
             cost_per_1000=None if price is None or not self.rows else round(1000 * hours * price / self.rows, 4),
         )
 
-    def _working(self) -> tuple[float, float]:
-        """Seconds between first question and last answer, and how busy they were, over all engines."""
-        asked = [engine for engine in list(self._engines.values()) if engine.first]
-        return sum(engine.now - engine.first for engine in asked), sum(engine.busy for engine in asked)
+    def _working(self, *, live: bool) -> tuple[float, float]:
+        """Seconds since the first question, and how busy they were, over all engines: until the last answer, or `live`: until
+        the last sign of life, so that an engine that is long at its answers does not look idle."""
+        said = [(each.now, each.first, each.busy) for each in list(self._engines.values())]
+        if live:
+            beats = [(each.beat.now, each.beat.first, each.beat.busy) for each in list(self._engines.values())]
+            said = [max(pair) for pair in zip(said, beats, strict=True)]
+        asked = [each for each in said if each[1]]
+        return sum(now - first for now, first, _ in asked), sum(busy for _, _, busy in asked)
 
 
 def estimate(stage: str, rows: int, engines: int, profile: Engine) -> str:

@@ -22,7 +22,7 @@ from smalti.config import Engine
 from smalti.engines.asking import Answered, answer
 from smalti.engines.base import AsyncEngine, Question, open_engine
 from smalti.errors import EngineError
-from smalti.pipeline.control import BEAT
+from smalti.pipeline.control import BEAT, Beat
 from smalti.reasons import Unanswered
 from smalti.sources.inventory import parquet_bytes
 
@@ -92,7 +92,7 @@ class Worker:
         profile: of the engine.
         outputs: the columns of the checkpoints, beside id and sha256.
         columns: from answers to these columns.
-        beat: tells the driver of this engine (name, when it began to be loaded) now and then, and returns whether to stop.
+        beat: tells the driver of this engine (its name, a Beat) once a second, and returns whether to stop.
         answered_before: rows of this batch and profile have answers from earlier runs.
         opener: makes the engine.
     """
@@ -102,7 +102,7 @@ class Worker:
         profile: Engine,
         outputs: pa.Schema,
         columns: Columns,
-        beat: Callable[[str, float], bool] = lambda engine, opened: False,
+        beat: Callable[[str, Beat], bool] = lambda engine, beat: False,
         opener: Opener = open_engine,
         answered_before: bool = False,
     ) -> None:
@@ -223,7 +223,8 @@ class Worker:
     def _keep_beating(self) -> None:
         while True:
             try:
-                if self._beat(self.name, self._opened):
+                first, busy = self._slots.busy()
+                if self._beat(self.name, Beat(self._opened, first, busy, time.time())):
                     self._stopping.set()
             except Exception as error:  # the driver's end is away for a moment, or for good; then Ray ends this process
                 log.debug("engine %s: no beat: %s", self.name, error)
