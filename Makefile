@@ -3,8 +3,9 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
-# torch's build for CPUs is not on PyPI: it is in a folder of wheels that PIP_FIND_LINKS names, or else in PyTorch's own index.
-TORCH_CPU := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--extra-index-url https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match)
+# torch's build for CPUs is not on PyPI: it is in a folder of wheels that pip knows of, or else in PyTorch's own index.
+WHEELS = $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
+TORCH_CPU = $(if $(WHEELS),--find-links $(WHEELS),--extra-index-url https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match)
 UV_VERSION := 0.13.9
 export HF_HUB_OFFLINE := 1
 # Without .pyc files every process compiles what it imports anew: Airflow and Ray start many, and each takes seconds longer.
