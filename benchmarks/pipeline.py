@@ -26,13 +26,14 @@ from smalti.objects import list_objects
 from smalti.pipeline.executors import EngineWork
 from smalti.pipeline.fill import fill
 from smalti.pipeline.meter import EngineUse
-from smalti.pipeline.plan import Chunk, Place, open_newest, plan_chunks
+from smalti.pipeline.plan import Chunk, Place, plan_chunks
 from smalti.pipeline.worker import Prepared
 from smalti.profiles import Prompt, PromptText, Sampling
 from smalti.settings import SourceRun
 from smalti.table.caption import caption_target, caption_work, prepare_pictures
 from smalti.table.classify import classify_target, classify_work
 from smalti.table.schema import caption_columns, table_schema
+from smalti.table.store import open_table
 from smalti.table.target import read_checkpoint
 
 TEXT = PromptText(user="Caption this image: {caption}")
@@ -192,7 +193,7 @@ def captioning(folder: Path, cpus: int) -> Iterator[Comparison]:
     lake, run = make_table(folder, 1600)
     work = caption_work(run)
     place = Place(lake, "bench", "b1", caption_target(run))
-    chunks = plan_chunks(place, open_newest(place), 8).chunks
+    chunks = plan_chunks(place, open_table(place.table), 8).chunks
     ids = [row for chunk in chunks for row in chunk.rows["id"].to_pylist()]
     ray.init(
         num_cpus=cpus, include_dashboard=False, logging_level="ERROR", log_to_driver=False, object_store_memory=2 << 30

@@ -1,4 +1,4 @@
-"""Why a row or a sample is not served. An enum, for each place where something can fall out."""
+"""Why a row or a sample is not served. One enum for each place where something can fall out."""
 
 from __future__ import annotations
 

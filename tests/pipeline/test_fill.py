@@ -17,10 +17,11 @@ from smalti.lake import Lake
 from smalti.pipeline import fill as fill_module
 from smalti.pipeline.budget import Ledger
 from smalti.pipeline.fill import fill
-from smalti.pipeline.plan import open_newest, plan_chunks
+from smalti.pipeline.plan import plan_chunks
 from smalti.profiles import Checks, Sampling
 from smalti.settings import SourceRun
 from smalti.table.caption import caption
+from smalti.table.store import open_table
 from smalti.table.target import read_checkpoint
 from tests.pipeline.conftest import Told, add_batch, column, place_of, work_of
 from tests.sources.making import Made, picture
@@ -101,7 +102,7 @@ def test_an_engine_that_fails_stops_the_stage_and_what_was_answered_stays(lake: 
     told.say = say
     with pytest.raises(EngineError, match="it is gone"):
         fill(place_of(lake, run), work_of(run, told))
-    kept = plan_chunks(place_of(lake, run), open_newest(place_of(lake, run)), 2).answered
+    kept = plan_chunks(place_of(lake, run), open_table(place_of(lake, run).table), 2).answered
     assert kept
     again = Told()
     filled = fill(place_of(lake, run), work_of(run, again))

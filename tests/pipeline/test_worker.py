@@ -16,10 +16,11 @@ from smalti.engines.base import Question
 from smalti.errors import CorruptError
 from smalti.lake import Lake
 from smalti.pipeline.fill import fill
-from smalti.pipeline.plan import open_newest, plan_chunks
+from smalti.pipeline.plan import plan_chunks
 from smalti.pipeline.worker import Prepared, Worker
 from smalti.settings import SourceRun
 from smalti.sources.inventory import parquet_bytes
+from smalti.table.store import open_table
 from smalti.table.target import fold, read_checkpoint
 from tests.pipeline.conftest import PROFILE, Told, place_of, work_of
 
@@ -87,7 +88,7 @@ def test_busy_is_the_share_of_slots_that_were_taken(told: Told, tmp_path: Path) 
 def test_what_was_said_of_other_bytes_is_not_said_of_these(lake: Lake, run: SourceRun) -> None:
     place = place_of(lake, run)
     fill(place, work_of(run, Told()), only=frozenset({"made/p0.jpg"}))
-    ((row, uri),) = plan_chunks(place, open_newest(place), 2).answered.items()
+    ((row, uri),) = plan_chunks(place, open_table(place.table), 2).answered.items()
     table = read_checkpoint(uri)
     old = table.set_column(table.schema.get_field_index("sha256"), "sha256", pa.array(["0" * 64]))
     other = place.checkpoint("00000000-old")

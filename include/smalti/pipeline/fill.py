@@ -19,7 +19,7 @@ from smalti.pipeline.budget import Ledger, used_up
 from smalti.pipeline.control import BEAT
 from smalti.pipeline.executors import EngineWork, Running, engines_for, execute
 from smalti.pipeline.meter import EngineUse, Meter, estimate
-from smalti.pipeline.plan import Place, Plan, open_newest, plan_chunks
+from smalti.pipeline.plan import Place, Plan, plan_chunks
 from smalti.table import store
 from smalti.table.target import check_profile, fold
 
@@ -55,7 +55,7 @@ def fill(
         EngineError: the engine cannot answer.
         ConflictError: other writers kept changing the table; the checkpoints stay.
     """
-    table = open_newest(place)
+    table = store.open_table(place.table)
     if table is None:
         return Filled(0, 0, None)
     check_profile(table, place.target)

@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 
 from smalti import objects
 from smalti.lake import Lake
-from smalti.table import store
 from smalti.table.target import Target, chunk_digest, eligible_rows, fragments_of, read_checkpoint
 
 READERS = 16
@@ -195,8 +194,3 @@ def _without(
         return None
     name = f"{chunk.fragment:08d}-{chunk_digest(place.target.digest, left)[:32]}"
     return Chunk(place.checkpoint(name), chunk.fragment, left, chunk.table, chunk.version)
-
-
-def open_newest(place: Place) -> Any:
-    """The newest version of the table; None without one."""
-    return store.open_table(place.table)

@@ -26,7 +26,7 @@ from smalti.pipeline.worker import Prepared
 from smalti.profiles import digest_of
 from smalti.reasons import SkipReason
 from smalti.settings import SourceRun
-from smalti.table.caption import OK, caption_digest
+from smalti.table.caption import FAILED, OK, caption_digest
 from smalti.table.columns import Chunk, Filling, Results, backfill
 from smalti.table.schema import LabelColumns, caption_columns, label_columns
 from smalti.table.target import PROFILE, Target, batch_table
@@ -68,7 +68,7 @@ def classify(lake: Lake, run: SourceRun) -> ClassifyReport:
     rows = batch_table(uri, run.batch, [status, columns.label, columns.status, columns.reason])
     labels = collections.Counter(rows[columns.label].drop_null().to_pylist() if rows else ())
     reasons = collections.Counter(rows[columns.reason].drop_null().to_pylist() if rows else ())
-    failed = rows[columns.status].to_pylist().count("failed") if rows else 0
+    failed = rows[columns.status].to_pylist().count(FAILED) if rows else 0
     report = ClassifyReport(
         stage="classify",
         seconds=round(time.monotonic() - began, 3),
