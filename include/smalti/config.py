@@ -19,7 +19,7 @@ from smalti.errors import InputError
 from smalti.profiles import Checks as Checks
 from smalti.profiles import Engine as Engine
 from smalti.profiles import PromptText
-from smalti.reasons import Label, SkipReason
+from smalti.reasons import ALWAYS_SKIPPED, Label, SkipReason
 from smalti.strict import NAME as NAME
 from smalti.strict import Name as Name
 from smalti.strict import Strict as Strict
@@ -107,6 +107,18 @@ class DatasetSource(Strict):
     group: Name = Field("main", description="streams of one mix group are drawn with one weight")
 
 
+class Duplicates(Strict):
+    """When two pictures are one."""
+
+    distance: int = Field(0, ge=0, le=4, description="bits in which the hashes of copies may differ; 0 is PRX's rule")
+    cluster_limit: int = Field(
+        100, ge=2, description="more look-alikes than this are set aside (quarantine) until a person has decided"
+    )
+    decided: tuple[str, ...] = Field(
+        (), description="URIs of text files with what a person decided: `merge CLUSTER` or `keep CLUSTER`, one a line"
+    )
+
+
 class Drops(Strict):
     """What curation leaves out, beside duplicates and what may never be served."""
 
@@ -115,6 +127,7 @@ class Drops(Strict):
     licences: tuple[str, ...] | None = Field(None, description="accepted licences; left out: all")
     min_tier: Literal[512, 1024, 2048, 4096] = 512
     denylist: tuple[str, ...] = Field((), description="URIs of text files, one sample id a line")
+    duplicates: Duplicates = Duplicates()
 
     @field_validator("labels")
     @classmethod
@@ -140,6 +153,9 @@ class Dataset(Strict):
     groups: dict[str, float] = Field({"main": 1.0}, description="mix group -> proportion")
     drops: Drops = Drops()
     captions: dict[str, float] = Field({"caption": 1.0}, description="caption column -> weight")
+    reason_sets: tuple[tuple[SkipReason, ...], ...] = Field(
+        (), description="sets of skip reasons that a training run may lift (`without`), each deduplicated on its own"
+    )
     expected: dict[SkipReason, Band] = Field(
         {SkipReason.DUPLICATE: Band(high=10), SkipReason.TEXT: Band(high=10), SkipReason.NSFW: Band(high=1)},
         description="skip reason -> expected share in percent; a release outside warns",
@@ -161,6 +177,20 @@ class Dataset(Strict):
         if set(captions) != {"caption"}:
             raise ValueError("`caption` is the one column that shards hold today")
         return captions
+
+    @field_validator("reason_sets")
+    @classmethod
+    def _sets_that_may_be_lifted(cls, sets: tuple[tuple[SkipReason, ...], ...]) -> tuple[tuple[SkipReason, ...], ...]:
+        for each in sets:
+            never = sorted(ALWAYS_SKIPPED & set(each))
+            if never:
+                raise ValueError(f"samples skipped as {', '.join(never)} are never served: take it out of the set")
+            if not each or len(set(each)) != len(each):
+                raise ValueError("each set names at least one reason, and each reason once")
+        ordered = tuple(tuple(sorted(each)) for each in sets)
+        if len(set(ordered)) != len(ordered):
+            raise ValueError("a set stands twice")
+        return tuple(sorted(ordered))
 
     @model_validator(mode="after")
     def _groups_are_known(self) -> Dataset:

@@ -155,6 +155,15 @@ class Lake:
     def tree(self, dataset: str, version: str) -> str:
         return self._uri("releases", dataset, version, "tree")
 
+    # Opt-outs
+
+    def optout_snapshots(self) -> str:
+        return self._uri("optouts", "snapshots")
+
+    def optout_snapshot(self, position: int) -> str:
+        """Everything that is opted out of any part, up to this position of the ledger."""
+        return self._uri("optouts", "snapshots", f"{position:08d}.json.gz")
+
     # Runs
 
     def run(self, dag: str, run: str, task: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 
@@ -88,7 +89,16 @@ class SkipReason(_Reason):
     TEXT = "text", "a picture to read, not to look at"
     RESOLUTION = "resolution", "below the dataset's min_tier"
     DUPLICATE = "duplicate", "a copy of a sample that is served"
+    QUARANTINE = "quarantine", "one of too many look-alikes for a hash to decide; a person may"
 
 
 ALWAYS_SKIPPED = frozenset({SkipReason.OPTOUT, SkipReason.DENYLIST, SkipReason.SUPERSEDED})
 """Reasons that no ablation can lift."""
+
+DEDUP_REASONS = frozenset({SkipReason.DUPLICATE, SkipReason.QUARANTINE})
+"""Reasons that depend on what the other reasons leave: they are decided anew for each reason set."""
+
+
+def set_name(reasons: Iterable[str]) -> str:
+    """How a reason set is spelled where it is a key: `nsfw+text`."""
+    return "+".join(sorted(reasons))

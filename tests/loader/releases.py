@@ -13,7 +13,7 @@ from PIL import Image
 
 from smalti.lake import Lake, stream_index
 from smalti.objects import create_bytes
-from smalti.reasons import SkipReason
+from smalti.reasons import SkipReason, set_name
 from smalti.release.manifest import (
     Accounting,
     Manifest,
@@ -108,6 +108,7 @@ def build(
     skips: Skips = kept,
     groups: Mapping[str, str] | None = None,
     mixing: Mapping[str, float] | None = None,
+    reason_sets: Sequence[Sequence[SkipReason]] = (),
 ) -> Release:
     """Write parts (unless they are there) and a release over all of them.
 
@@ -116,6 +117,7 @@ def build(
     Args:
         groups: source -> mix group; all in `main` by default.
         mixing: mix group -> proportion; equal by default.
+        reason_sets: sets that may be lifted. Whatever is lifted, the same samples are duplicates.
     """
     images: dict[str, bytes] = {}
     kept_ids: dict[str, list[list[str]]] = defaultdict(list)
@@ -142,7 +144,8 @@ def build(
         here = [each for each in ids if not skips(each)]
         kept_ids[f"{stream[0]}/{tier}/{ar}"].append(here)
         left_out |= set(ids) - set(here)
-    streams = [_write_stream(lake, dataset, version, key, entries[key], skipped[key]) for key in sorted(entries)]
+    sets = [tuple(sorted(each)) for each in reason_sets]
+    streams = [_write_stream(lake, dataset, version, key, entries[key], skipped[key], sets) for key in sorted(entries)]
     sources = tuple(_source(source, group_of[source], shards[source], by_source[source]) for source in sorted(shards))
     manifest = Manifest(
         dataset=dataset,
@@ -153,6 +156,7 @@ def build(
         captions={"caption": 1.0},
         sources=sources,
         reasons=tuple(SkipReason),
+        reason_sets=((), *sets),
         settings={"name": dataset},
         accounting=Accounting(
             samples=sum(s.samples for s in sources),
@@ -201,9 +205,14 @@ def _write_stream(
     key: tuple[str, int, str],
     entries: Sequence[mds.Entry],
     skipped: Mapping[str, tuple[int, Mapping[SkipReason, Sequence[int]]]],
+    sets: Sequence[tuple[SkipReason, ...]],
 ) -> StreamEntry:
     group, tier, ar = key
-    index, skips = encode_stream_index(entries), SkipFile.of(skipped)
+    decided = {
+        name: {set_name(each): () if SkipReason.DUPLICATE in each else reasons[SkipReason.DUPLICATE] for each in sets}
+        for name, (_, reasons) in skipped.items()
+    }
+    index, skips = encode_stream_index(entries), SkipFile.of(skipped, decided)
     path = stream_index(group, tier, ar)
     create_bytes(f"{lake.release(dataset, version)}/{path}", compress(index))
     if skips.shards:
@@ -218,6 +227,9 @@ def _write_stream(
         samples=samples,
         kept=samples - sum(counts.values()),
         skipped=counts,
+        kept_without={
+            set_name(each): samples - sum(len(shard.left_out(each)) for shard in skips.shards.values()) for each in sets
+        },
         bytes=sum(entry["raw_data"]["bytes"] for entry in entries),
         index=path,
         index_sha256=sha256(index),

@@ -69,19 +69,23 @@ def test_digest_is_that_of_the_content_and_not_of_its_history(release: Release) 
         {"settings": {"name": "demo", "drops": {"labels": ["nsfw"]}}},
         {"publish": "tree"},
         {"dataset": "another"},
-        {"reason_sets": ((), ("text",))},
     ],
 )
 def test_digest_changes_with_the_content(release: Release, fields: dict[str, Any]) -> None:
     assert changed(release.manifest, **fields).content_digest() != release.manifest.digest
 
 
-@pytest.mark.parametrize("field", ["index_sha256", "skip_file", "kept"])
+@pytest.mark.parametrize("field", ["index_sha256", "skip_file", "kept", "kept_without"])
 def test_digest_changes_with_any_stream(release: Release, field: str) -> None:
     stream = release.manifest.streams[-1]
-    other = {"index_sha256": "0" * 64, "skip_file": None, "kept": stream.kept - 1}
+    other = {"index_sha256": "0" * 64, "skip_file": None, "kept": stream.kept - 1, "kept_without": {"text": 5}}
     streams = (*release.manifest.streams[:-1], stream.model_copy(update={field: other[field]}))
     assert release.manifest.model_copy(update={"streams": streams}).content_digest() != release.manifest.digest
+
+
+def test_digest_changes_with_the_sets_that_may_be_lifted(release: Release) -> None:
+    declaring = release.manifest.model_copy(update={"reason_sets": ((), (SkipReason.TEXT,))})
+    assert declaring.content_digest() != release.manifest.digest
 
 
 def test_digest_changes_with_a_parts_digest(release: Release) -> None:
@@ -108,6 +112,7 @@ def test_a_manifest_whose_content_was_edited_is_refused(release: Release) -> Non
         (lambda d: d["streams"].append(d["streams"][0]), "listed twice"),
         (lambda d: d.update(mixing={"main": 1.0}), "`mixing` lacks other"),
         (lambda d: d.update(reasons=[]), "`reasons` lacks "),
+        (lambda d: d.update(reason_sets=[[], ["text"]]), "`kept_without` of stream "),
         (lambda d: d.update(schema_version=2), "schema_version: "),
         (lambda d: d.update(dataset="../up"), "dataset: "),
     ],
@@ -220,8 +225,10 @@ def test_each_skipped_sample_is_counted_once_under_its_first_reason(shards: dict
 
 def test_a_sample_is_served_again_only_if_all_its_reasons_are_lifted() -> None:
     skips = ShardSkips(samples=4, skip={SkipReason.TEXT: (0, 1), SkipReason.DUPLICATE: (1, 2)})
-    assert skips.left_out({SkipReason.TEXT}) == {1, 2}
-    assert skips.kept({SkipReason.TEXT, SkipReason.DUPLICATE}) == [0, 1, 2, 3]
+    decided = skips.model_copy(update={"decided": {"text": (1, 3)}})
+    assert decided.left_out() == {0, 1, 2}
+    assert decided.left_out({SkipReason.TEXT}) == {1, 3}  # duplicates among what the other reasons leave
+    assert decided.kept({SkipReason.TEXT, SkipReason.DUPLICATE}) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         lifted = lift(self.manifest, without)
         parts = local_path(parts_uri(uri, self.manifest)) if local is None else Path(local).absolute() / "parts"
         assert parts is not None  # _check_arguments
-        entries = self.manifest.select(tiers, groups)
+        entries = self.manifest.select(tiers, groups, lifted)
         with ThreadPoolExecutor(_READERS) as pool:
             shards = list(pool.map(lambda entry: served_shards(uri, entry, lifted), entries))
         streams = [

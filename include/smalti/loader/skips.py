@@ -58,7 +58,8 @@ def served_shards(manifest_uri: str, stream: StreamEntry, lifted: Collection[Ski
     """Shards of a stream in their order, without those of which nothing is kept.
 
     Args:
-        lifted: reasons whose samples are served again; a sample with another reason too stays out.
+        lifted: reasons whose samples are served again, a set that the release declares; a sample with another reason too
+            stays out.
     Raises:
         MissingObject: the index or the skip file is not there.
         CorruptError: one of them is not what the manifest promises, or they do not fit each other.
@@ -79,7 +80,8 @@ def served_shards(manifest_uri: str, stream: StreamEntry, lifted: Collection[Ski
     counts = {
         "samples": (sum(shard.samples for shard in shards), stream.samples),
         "bytes": (sum(shard.bytes for shard in shards), stream.bytes),
-    } | ({} if lifted else {"kept samples": (sum(shard.kept for shard in shards), stream.kept)})
+        "kept samples": (sum(shard.kept for shard in shards), stream.kept_if(lifted)),
+    }
     for what, (found, promised) in counts.items():
         if found != promised:
             raise _unfit(f"index and skip file come to {found} {what}, the manifest to {promised}", where)

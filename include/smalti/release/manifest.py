@@ -14,7 +14,7 @@ import json
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, JsonValue, model_validator
@@ -22,7 +22,7 @@ from pydantic import Field, JsonValue, model_validator
 from smalti.errors import CorruptError, InputError
 from smalti.lake import stream_index
 from smalti.objects import read_bytes
-from smalti.reasons import SkipReason
+from smalti.reasons import SkipReason, set_name
 from smalti.release.skips import Model, SkipFile, canonical_json, damaged, decompress, nonzero, parse, sha256
 
 _SHA256 = r"^[0-9a-f]{64}$"
@@ -41,6 +41,7 @@ class StreamEntry(Model):
     samples: int = Field(ge=0, description="in its shards, skipped ones too")
     kept: int = Field(ge=0)
     skipped: dict[SkipReason, int] = Field({}, description="reason -> samples, each counted under its first reason")
+    kept_without: dict[str, int] = Field({}, description="reason set, as `nsfw+text` -> samples kept if it is lifted")
     bytes: int = Field(ge=0, description="of its shards")
     index: str = Field(description="path of the merged index, relative to the manifest")
     index_sha256: str = Field(pattern=_SHA256, description="of the index, uncompressed")
@@ -49,6 +50,10 @@ class StreamEntry(Model):
     @property
     def name(self) -> str:
         return f"{self.group}/{self.tier}/{self.ar}"
+
+    def kept_if(self, lifted: Collection[SkipReason]) -> int:
+        """Samples that are served if these reasons are lifted, a set that the release declares."""
+        return self.kept_without[set_name(lifted)] if lifted else self.kept
 
     @model_validator(mode="after")
     def _index_is_where_the_lake_has_it(self) -> StreamEntry:
@@ -143,6 +148,10 @@ class Manifest(Model):
         undeclared = {reason for stream in self.streams for reason in stream.skipped} - set(self.reasons)
         if undeclared:
             raise ValueError(f"`reasons` lacks {', '.join(sorted(undeclared))}")
+        sets = {set_name(each) for each in self.reason_sets if each}
+        for stream in self.streams:
+            if set(stream.kept_without) != sets:
+                raise ValueError(f"`kept_without` of stream {stream.name} does not count each of `reason_sets`")
         return self
 
     def content_digest(self) -> str:
@@ -158,7 +167,9 @@ class Manifest(Model):
                 "dataset": self.dataset,
                 "publish": self.publish,
                 "streams": [
-                    stream.model_dump(mode="json", exclude={"index"})
+                    stream.model_dump(
+                        mode="json", exclude={"index"} | (set() if stream.kept_without else {"kept_without"})
+                    )
                     for stream in sorted(self.streams, key=lambda each: each.name)
                 ],
                 "mixing": self.mixing,
@@ -218,8 +229,13 @@ class Manifest(Model):
                 "Do not publish it; find the stage that lost rows, and assemble anew",
             )
 
-    def select(self, tiers: Iterable[int] | None = None, groups: Iterable[str] | None = None) -> list[StreamEntry]:
-        """Streams of these tiers and groups that keep any sample, in the order of the manifest.
+    def select(
+        self,
+        tiers: Iterable[int] | None = None,
+        groups: Iterable[str] | None = None,
+        lifted: Collection[SkipReason] = (),
+    ) -> list[StreamEntry]:
+        """Streams of these tiers and groups that keep any sample if `lifted` is, in the order of the manifest.
 
         Raises:
             InputError: a tier or group that the release does not have, or nothing is left.
@@ -232,7 +248,9 @@ class Manifest(Model):
         chosen = [
             stream
             for stream in self.streams
-            if stream.kept and (tiers is None or stream.tier in tiers) and (groups is None or stream.group in groups)
+            if stream.kept_if(lifted)
+            and (tiers is None or stream.tier in tiers)
+            and (groups is None or stream.group in groups)
         ]
         if not chosen:
             raise InputError("no sample is left", where, "Choose other tiers, groups or another version")

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from smalti.errors import CorruptError
-from smalti.reasons import SkipReason
+from smalti.reasons import DEDUP_REASONS, SkipReason, set_name
 
 _PRECEDENCE = {reason: rank for rank, reason in enumerate(SkipReason)}
 
@@ -25,17 +25,22 @@ class Model(BaseModel):
 
 
 M = TypeVar("M", bound=Model)
+Key = TypeVar("Key", bound=str)
 
 
 class ShardSkips(Model):
     """The samples of one shard to leave out, by reason. A sample may stand under several."""
 
     samples: int = Field(gt=0, description="in the shard")
-    skip: dict[SkipReason, tuple[int, ...]] = Field(min_length=1)
+    skip: dict[SkipReason, tuple[int, ...]]
+    decided: dict[str, tuple[int, ...]] = Field(
+        {},
+        description="reason set, as `nsfw+text` -> what stands in place of `duplicate` and `quarantine` if it is lifted",
+    )
 
-    @field_validator("skip")
+    @field_validator("skip", "decided")
     @classmethod
-    def _ascending(cls, skip: dict[SkipReason, tuple[int, ...]]) -> dict[SkipReason, tuple[int, ...]]:
+    def _ascending(cls, skip: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         for reason, indices in skip.items():
             if not indices or list(indices) != sorted(set(indices)):
                 raise ValueError(f"the indices under {reason} are not ascending, or there are none")
@@ -43,14 +48,18 @@ class ShardSkips(Model):
 
     @model_validator(mode="after")
     def _inside(self) -> ShardSkips:
-        for reason, indices in self.skip.items():
+        if not self.skip and not self.decided:
+            raise ValueError("nothing is left out")
+        for reason, indices in [*self.skip.items(), *self.decided.items()]:
             if indices[0] < 0 or indices[-1] >= self.samples:
                 raise ValueError(f"an index under {reason} is outside 0 to {self.samples - 1}")
         return self
 
     def left_out(self, lifted: Collection[SkipReason] = ()) -> set[int]:
-        """Indices that are skipped for any reason that is not lifted."""
-        return {index for reason, indices in self.skip.items() if reason not in lifted for index in indices}
+        """Indices that are skipped if these reasons are lifted; the release must declare the set."""
+        gone = {*lifted, *DEDUP_REASONS} if lifted else frozenset()
+        found = {index for reason, indices in self.skip.items() if reason not in gone for index in indices}
+        return found | set(self.decided.get(set_name(lifted), ()) if lifted else ())
 
     def kept(self, lifted: Collection[SkipReason] = ()) -> list[int]:
         """Indices that are served, ascending."""
@@ -65,14 +74,22 @@ class SkipFile(Model):
     shards: dict[str, ShardSkips]
 
     @classmethod
-    def of(cls, shards: Mapping[str, tuple[int, Mapping[SkipReason, Iterable[int]]]]) -> SkipFile:
-        """From basename -> (samples in the shard, reason -> indices in any order); what is empty is left out."""
+    def of(
+        cls,
+        shards: Mapping[str, tuple[int, Mapping[SkipReason, Iterable[int]]]],
+        decided: Mapping[str, Mapping[str, Iterable[int]]] | None = None,
+    ) -> SkipFile:
+        """From indices in any order; what is empty is left out.
+
+        Args:
+            shards: basename -> (samples in the shard, reason -> indices).
+            decided: basename -> reason set -> indices.
+        """
         entries = {}
         for basename, (samples, reasons) in shards.items():
-            skip = {reason: tuple(sorted(set(indices))) for reason, indices in reasons.items()}
-            skip = {reason: indices for reason, indices in skip.items() if indices}
-            if skip:
-                entries[basename] = ShardSkips(samples=samples, skip=skip)
+            skip, others = _ordered(reasons), _ordered((decided or {}).get(basename, {}))
+            if skip or others:
+                entries[basename] = ShardSkips(samples=samples, skip=skip, decided=others)
         return cls(shards=entries)
 
     def counts(self) -> dict[SkipReason, int]:
@@ -88,7 +105,11 @@ class SkipFile(Model):
 
     def encode(self) -> bytes:
         """Canonical JSON: the same skips are the same bytes."""
-        return canonical_json(self.model_dump(mode="json"))
+        said = self.model_dump(mode="json")
+        for shard in said["shards"].values():
+            if not shard["decided"]:
+                del shard["decided"]  # as it was before there were reason sets: the same skips keep their name
+        return canonical_json(said)
 
     def digest(self) -> str:
         """What the file is named after."""
@@ -109,6 +130,12 @@ class SkipFile(Model):
         """
         content = decompress(data, where, digest)
         return parse(cls, content, where)
+
+
+def _ordered(indices: Mapping[Key, Iterable[int]]) -> dict[Key, tuple[int, ...]]:
+    """Ascending, each once, and only what there is."""
+    found = {key: tuple(sorted(set(each))) for key, each in indices.items()}
+    return {key: each for key, each in found.items() if each}
 
 
 def canonical_json(value: Any) -> bytes:
