@@ -129,6 +129,14 @@ def release_rollback(dataset: str, version: str, lake: LakeUri = "", as_json: Js
     _show([rollback(_lake(lake), dataset, version)], as_json)
 
 
+@release.command("diff")
+def release_diff(before: str, after: str, as_json: Json = False) -> None:
+    """What the release at AFTER serves that the one at BEFORE does not, what it no longer serves, and why."""
+    from smalti.release.diff import diff
+
+    _print(diff(_uri(before), _uri(after)).model_dump(mode="json"), as_json)
+
+
 @release.command("summary")
 def release_summary(manifest: str, as_json: Json = False) -> None:
     """What the release at MANIFEST keeps, and what it leaves out and why."""

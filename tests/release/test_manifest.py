@@ -101,6 +101,29 @@ def test_a_manifest_whose_content_was_edited_is_refused(release: Release) -> Non
         parse_manifest(edited, "gs://l/m")
 
 
+def test_a_manifest_with_any_byte_changed_is_refused(release: Release) -> None:
+    data = bytearray(release.manifest.encode())
+    accepted = []
+    for at in range(len(data)):
+        data[at] ^= 1
+        try:
+            parse_manifest(bytes(data), "gs://l/m")
+            accepted.append(at)
+        except CorruptError:
+            pass
+        data[at] ^= 1
+    assert accepted == []
+    assert parse_manifest(bytes(data), "gs://l/m") == release.manifest
+
+
+def test_a_manifest_from_before_there_were_checksums_is_read(release: Release) -> None:
+    said = json.loads(release.manifest.encode())
+    del said["checksum"]
+    for stream in said["streams"]:
+        del stream["kept_without"]
+    assert parse_manifest(json.dumps(said).encode(), "gs://l/m") == release.manifest
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [

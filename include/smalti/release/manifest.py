@@ -23,9 +23,11 @@ from smalti.errors import CorruptError, InputError
 from smalti.lake import stream_index
 from smalti.objects import read_bytes
 from smalti.reasons import SkipReason, set_name
+from smalti.release.optouts import OptoutSnapshot
 from smalti.release.skips import Model, SkipFile, canonical_json, damaged, decompress, nonzero, parse, sha256
 
 _SHA256 = r"^[0-9a-f]{64}$"
+_BLANK = "0" * 64
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+:@=-]*"
 _BASENAME = re.compile(rf"{_NAME}(/{_NAME}){{4}}")
 
@@ -119,6 +121,9 @@ class Manifest(Model):
     version: str = Field(pattern=rf"^{_NAME}$")
     parent: str | None = Field(None, description="the version that was LATEST when this one was assembled")
     digest: str = Field(pattern=_SHA256, description="content digest, see content_digest()")
+    checksum: str | None = Field(
+        None, pattern=_SHA256, description="sha256 of this file with zeros here; only in files, see Manifest.encode"
+    )
     publish: Literal["streams", "tree"] = "streams"
     parts: Literal["../../../parts"] = "../../../parts"  # relative to the manifest, like smalti.lake.PARTS_FROM_RELEASE
     streams: tuple[StreamEntry, ...]
@@ -257,8 +262,14 @@ class Manifest(Model):
         return chosen
 
     def encode(self) -> bytes:
-        """manifest.json, for people too."""
-        return (json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+        """manifest.json, for people too.
+
+        The content digest leaves out what is no content (provenance, warnings, versions). The checksum covers every byte, so
+        that no reader takes a damaged file for a whole one. Files from before it was there have none.
+        """
+        said = self.model_dump(mode="json") | {"checksum": _BLANK}
+        data = (json.dumps(said, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+        return data.replace(_checksum_line(_BLANK), _checksum_line(sha256(data)))
 
 
 def encode_stream_index(entries: Iterable[Mapping[str, Any]]) -> bytes:
@@ -309,7 +320,11 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
     manifest = parse(Manifest, data, where)
     if manifest.digest != manifest.content_digest():
         raise damaged(where, f"the content has the digest {manifest.content_digest()}, not {manifest.digest}")
-    return manifest
+    if manifest.checksum is not None:
+        blank = data.replace(_checksum_line(manifest.checksum), _checksum_line(_BLANK))
+        if blank == data or sha256(blank) != manifest.checksum:
+            raise damaged(where, f"the file has the checksum {sha256(blank)}, not {manifest.checksum}")
+    return manifest.model_copy(update={"checksum": None})
 
 
 def beside(manifest_uri: str, relative: str) -> str:
@@ -344,7 +359,12 @@ def read_skip_file(manifest_uri: str, stream: StreamEntry) -> SkipFile:
 
 def schemas() -> dict[str, dict[str, Any]]:
     """JSON Schemas of the files that other programs may read."""
-    return {"manifest": Manifest.model_json_schema(), "skips": SkipFile.model_json_schema()}
+    models = {"manifest": Manifest, "skips": SkipFile, "optouts": OptoutSnapshot}
+    return {name: model.model_json_schema() for name, model in models.items()}
+
+
+def _checksum_line(checksum: str) -> bytes:
+    return f'"checksum": "{checksum}"'.encode()
 
 
 def _known(what: str, wanted: Iterable[str], there: set[str], where: str) -> None:
