@@ -7,12 +7,13 @@ One DAG `release_<dataset>` for each file in `include/datasets/`.
 | curate | decides what is left out, and why: copies, text, nsfw, licences, denylists | the same decision, the same object |
 | assemble | writes streams, skip files and the manifest of a new version | the version with the same content |
 | verify | checks every hash and count, and reads the release through the training loader | checks again |
+| approve | only where the dataset file says `approve: true`: waits for a person, who finds the release's page and what changed | asks again |
 | publish | moves LATEST to the version, in one swap; with `publish: tree` writes the tree first | nothing to do |
 
 - **Starts** when its sources have new batches: any of them or all of them, as the dataset file says. Or by hand, with a form:
   *version* names the new version; empty is the next number.
 - **Twice** with the same parts and settings: the same digest, no new version.
-- **Fails:** LATEST has not moved. Read the task's last lines, mend it, clear the red task.
+- **Fails:** (a rejected version too) LATEST has not moved. Read the task's last lines, mend it, clear the red task.
 - **Undo:** `smalti release rollback DATASET VERSION`.
 - **Needs** the Airflow connection `smalti_ray` (the cluster's Jobs API), and `SMALTI_LAKE` in Airflow's environment.
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 from airflow.sdk import chain, dag
 
 from smalti.config import Dataset
+from smalti_airflow.approval import ApproveRelease, release_text
 from smalti_airflow.blocks import DEFAULTS, FIRST_DAY, RELEASE_FORM, release_schedule, report_field, stage_task
 from smalti_airflow.broken import add_broken_dag, config_files
 
@@ -40,6 +42,7 @@ def add_release_dag(dataset: Dataset) -> None:
         default_args=DEFAULTS,
         tags=["smalti", "release"],
         doc_md=f"{dataset.description}\n\n{__doc__}",
+        user_defined_filters={"release_text": release_text},
     )
     def run() -> None:
         settings = {"dataset": dataset.name, "version": "{{ params.version or '' }}"}
@@ -48,6 +51,11 @@ def add_release_dag(dataset: Dataset) -> None:
             stage_task("curate", settings),
             stage_task("assemble", {**settings, "curation": report_field("curate", "curation")}),
             stage_task("verify", made),
+            *(
+                [ApproveRelease(task_id="approve", assemble="assemble", dataset=dataset.name)]
+                if dataset.approve
+                else []
+            ),
             stage_task("publish", made),
         )
 

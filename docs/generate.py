@@ -26,7 +26,12 @@ def pages() -> dict[str, str]:
     """File name -> text of every generated page."""
     from smalti.release.manifest import schemas
 
-    found = {"config.md": config_page(), "cli.md": cli_page(), "reasons.md": reasons_page(), "release.md": release_page()}
+    found = {
+        "config.md": config_page(),
+        "cli.md": cli_page(),
+        "reasons.md": reasons_page(),
+        "release.md": release_page(),
+    }
     for name, schema in schemas().items():
         found[f"{name}.schema.json"] = json.dumps(schema, indent=1) + "\n"
     return found

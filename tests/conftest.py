@@ -7,6 +7,7 @@ import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from smalti.lake import Lake
@@ -15,6 +16,8 @@ from tests.support.gcs import Gcs, environment, serve_gcs
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing may be fetched while testing
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+hypothesis.settings.register_profile("busy", deadline=None)  # a busy machine is no fault of the code
+hypothesis.settings.load_profile("busy")
 
 
 @pytest.fixture

@@ -161,6 +161,9 @@ class Dataset(Strict):
         description="skip reason -> expected share in percent; a release outside warns",
     )
     publish: Literal["streams", "tree"] = "streams"
+    approve: bool = Field(
+        False, description="a person approves each version in the Airflow UI before LATEST moves to it"
+    )
     schedule: Literal["any", "all"] = Field("any", description="which of its sources' assets start a release")
 
     @field_validator("sources")

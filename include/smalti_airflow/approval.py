@@ -1,4 +1,4 @@
-"""A person looks at the pilot of a batch before the rest of it is captioned."""
+"""A person looks before a run goes on: at the pilot of a batch, or at a release that is to be published."""
 
 from __future__ import annotations
 
@@ -19,42 +19,76 @@ PATIENCE = timedelta(days=14)
 """Time that a person has. It costs no worker and no trigger."""
 
 
-class ApprovePilot(ApprovalOperator):
+class Approve(ApprovalOperator):
     """Wait for a person's word. A no, and no word in time, fail the run at once: to be asked again would not help.
 
     Args:
-        pilot: task_id of the pilot, whose report says what the person is told.
-        source, batch: named by the subject. `batch` may be a template.
+        subject, body: what the person is told. Templates.
+        where: named by errors, for instance `source cats, batch b1`. A template.
+        what: what the person looks at.
+        after_no: what can be done after a no.
     """
 
-    template_fields = ("subject", "body", "batch")
+    template_fields = ("subject", "body", "where")
 
-    def __init__(self, *, pilot: str, source: str, batch: str, **kwargs: Any) -> None:
-        report = f"ti.xcom_pull(task_ids={pilot!r})"
-        super().__init__(
-            subject=f"Caption batch {batch} of {source} with {{{{ {report}['profile'] }}}}?",
-            body=f"{{{{ {report} | pilot_text }}}}",
-            fail_on_reject=True,
-            response_timeout=PATIENCE,
-            **kwargs,
-        )
-        self.source = source
-        self.batch = batch
+    def __init__(self, *, where: str, what: str, after_no: str, **kwargs: Any) -> None:
+        super().__init__(fail_on_reject=True, response_timeout=PATIENCE, **kwargs)
+        self.where = where
+        self.what = what
+        self.after_no = after_no
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         try:
             return super().execute_complete(context, event)
         except HITLRejectException:
             who = (event.get("responded_by_user") or {}).get("name") or "a person"
-            raise AirflowFailException(
-                f"source {self.source}, batch {self.batch}: {who} rejected the pilot. Save a better profile or prompt under a "
-                "new name, name it in the source's file, and start a run of the same batch."
-            ) from None
+            raise AirflowFailException(f"{self.where}: {who} rejected {self.what}. {self.after_no}") from None
         except HITLTimeoutError:
             raise AirflowFailException(
-                f"source {self.source}, batch {self.batch}: nobody looked at the pilot in {PATIENCE.days} days. Clear this task "
-                "to ask again."
+                f"{self.where}: nobody looked at {self.what} in {PATIENCE.days} days. Clear this task to ask again."
             ) from None
+
+
+class ApprovePilot(Approve):
+    """Before the rest of a batch is captioned.
+
+    Args:
+        pilot: task_id of the pilot, whose report says what the person is told.
+        source, batch: named by the subject. `batch` may be a template.
+    """
+
+    def __init__(self, *, pilot: str, source: str, batch: str, **kwargs: Any) -> None:
+        report = f"ti.xcom_pull(task_ids={pilot!r})"
+        super().__init__(
+            subject=f"Caption batch {batch} of {source} with {{{{ {report}['profile'] }}}}?",
+            body=f"{{{{ {report} | pilot_text }}}}",
+            where=f"source {source}, batch {batch}",
+            what="the pilot",
+            after_no="Save a better profile or prompt under a new name, name it in the source's file, and start a run of the "
+            "same batch.",
+            **kwargs,
+        )
+
+
+class ApproveRelease(Approve):
+    """Before LATEST moves to a version that was verified.
+
+    Args:
+        assemble: task_id of assemble, whose report says what the person is told.
+        dataset: its name.
+    """
+
+    def __init__(self, *, assemble: str, dataset: str, **kwargs: Any) -> None:
+        report = f"ti.xcom_pull(task_ids={assemble!r})"
+        version = f"{{{{ {report}['version'] }}}}"
+        super().__init__(
+            subject=f"Publish {version} of {dataset}?",
+            body=f"{{{{ {report} | release_text }}}}",
+            where=f"dataset {dataset}, version {version}",
+            what="the release",
+            after_no="LATEST has not moved. Change the dataset's file, and start a run: it makes another version.",
+            **kwargs,
+        )
 
 
 def pilot_text(report: Mapping[str, Any] | None) -> str:
@@ -65,7 +99,7 @@ def pilot_text(report: Mapping[str, Any] | None) -> str:
     why = ", ".join(f"{reason} {count}" for reason, count in report["failed"].items())
     engine = ", ".join(f"{name} `{report[name]}`" for name in ("model", "revision", "prompt") if report[name])
     lines = [
-        f"**{link(report['page'])}**",
+        f"**{link(report['page'], 'The pilot')}**",
         f"Profile `{report['profile']}`" + (f": {engine}" if engine else ""),
         f"{report['rows']} of {report['eligible']} rows were drawn; {failed} failed" + (f" ({why})" if why else ""),
         f"{report['waiting']} rows wait. " + _estimate("At the pilot's own rate", report["measured"]),
@@ -75,11 +109,30 @@ def pilot_text(report: Mapping[str, Any] | None) -> str:
     return "\n\n".join(lines)
 
 
-def link(uri: str) -> str:
-    """Where a browser finds an object of the lake. A page of one on disk cannot link to a file: its path is shown."""
+def release_text(report: Mapping[str, Any]) -> str:
+    """What a person is told, in Markdown, of an AssembleReport."""
+    left_out = ", ".join(f"{reason} {count}" for reason, count in report["dropped"].items() if count) or "nothing"
+    lines = [
+        f"**{link(report['page'], 'The release')}**",
+        f"{report['rows_out']} of {report['rows_in']} samples are served, in {report['streams']} streams. Left out: {left_out}.",
+    ]
+    if report["parent"]:
+        changes = " and ".join(
+            f"{sum(counts.values())} {what}"
+            + (f" ({', '.join(f'{why} {n}' for why, n in counts.items())})" if counts else "")
+            for what, counts in (("gained", report["gained"]), ("lost", report["lost"]))
+        )
+        lines.append(f"Since {report['parent']}: {changes}.")
+    lines += [f"Warning: {warning}" for warning in report["warnings"]]
+    return "\n\n".join((*lines, "Approve: LATEST moves to it. Reject: the run fails, and LATEST stays where it is."))
+
+
+def link(uri: str, whose: str) -> str:
+    """Where a browser finds a page of the lake. One on disk cannot be linked to from a page: its path is shown."""
+    name = f"{whose}'s page"
     if uri.startswith("gs://"):
-        return f"[The pilot's page](https://storage.cloud.google.com/{uri.removeprefix('gs://')}) (`{uri}`)"
-    return f"The pilot's page: `{uri}`"
+        return f"[{name}](https://storage.cloud.google.com/{uri.removeprefix('gs://')}) (`{uri}`)"
+    return f"{name}: `{uri}`"
 
 
 def _estimate(rate: str, estimate: Mapping[str, Any] | None) -> str:

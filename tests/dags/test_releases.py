@@ -39,6 +39,13 @@ def test_the_steps_follow_each_other() -> None:
     assert {(task.task_id, after) for task in dag.tasks for after in task.downstream_task_ids} == set(pairwise(order))
 
 
+def test_a_person_is_asked_where_the_dataset_says_so(include: Path) -> None:
+    (include / "datasets" / "asked.yaml").write_text("sources: [{name: daily}]\napprove: true\n")
+    dag = load_dags().dags["release_asked"]
+    order = ["curate", "assemble", "verify", "approve", "publish"]
+    assert {(task.task_id, after) for task in dag.tasks for after in task.downstream_task_ids} == set(pairwise(order))
+
+
 @pytest.mark.parametrize("version", ["a b", "", "../x", "x" * 101, 7])
 def test_the_form_refuses_a_wrong_version(version: Any) -> None:
     params = load_dags().dags["release_both"].params

@@ -9,21 +9,24 @@ import pytest
 
 import tests.support.airflow_home  # noqa: F401  (before anything imports airflow)
 from smalti.config import Engine
+from smalti.release.assemble import AssembleReport
 from smalti.table.pilot import PilotReport, estimate
-from smalti_airflow.approval import ApprovePilot, link, pilot_text
+from smalti_airflow.approval import ApprovePilot, ApproveRelease, link, pilot_text, release_text
 
 
 def answered(option: str | None) -> Any:
     task = ApprovePilot(task_id="approve_pilot", pilot="pilot", source="cats", batch="b1")
     event: dict[str, Any] = {"error": "late", "error_type": "timeout"}
-    if option is not None:
-        event = {
-            "chosen_options": [option],
-            "params_input": {},
-            "responded_at": datetime.now(UTC),
-            "responded_by_user": {"id": "1", "name": "Ada"},
-        }
-    return task.execute_complete({}, event)
+    return task.execute_complete({}, event if option is None else answer(option))
+
+
+def answer(option: str) -> dict[str, Any]:
+    return {
+        "chosen_options": [option],
+        "params_input": {},
+        "responded_at": datetime.now(UTC),
+        "responded_by_user": {"id": "1", "name": "Ada"},
+    }
 
 
 def test_a_yes_goes_on() -> None:
@@ -57,5 +60,32 @@ def test_every_report_of_a_pilot_can_be_told() -> None:
 
 
 def test_a_link_is_made_only_where_a_browser_could_follow_it() -> None:
-    assert link("gs://b/a/p.html").startswith("[The pilot's page](https://storage.cloud.google.com/b/a/p.html)")
-    assert "](" not in link("file:///lake/p.html")
+    assert link("gs://b/a/p.html", "The pilot").startswith(
+        "[The pilot's page](https://storage.cloud.google.com/b/a/p.html)"
+    )
+    assert "](" not in link("file:///lake/p.html", "The pilot")
+
+
+def test_a_release_is_told_with_what_changed_and_every_warning() -> None:
+    first = AssembleReport(
+        stage="assemble", rows_in=9, rows_out=7, dropped={"text": 2}, warnings=("text: 2 of 9 are 22 %",),
+        manifest="file:///m", version="v1", digest="d", streams=3, page="file:///lake/report.html",
+    )  # fmt: skip
+    text = release_text(first.model_dump(mode="json"))
+    assert "`file:///lake/report.html`" in text
+    assert "7 of 9 samples are served, in 3 streams. Left out: text 2." in text
+    assert "Warning: text: 2 of 9 are 22 %" in text
+    assert "Since" not in text
+    later = first.model_copy(update={"parent": "v0", "gained": {"in no part": 4}, "lost": {}})
+    assert "Since v0: 4 gained (in no part 4) and 0 lost." in release_text(later.model_dump(mode="json"))
+
+
+def test_a_release_that_is_rejected_says_what_to_do() -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    task = ApproveRelease(task_id="approve", assemble="assemble", dataset="pets")
+    task.where = "dataset pets, version v3"  # as rendered
+    with pytest.raises(
+        AirflowFailException, match=r"dataset pets, version v3: Ada rejected the release\. LATEST has not"
+    ):
+        task.execute_complete({}, answer("Reject"))

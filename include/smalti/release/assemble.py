@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import Field
+
 import smalti
 from smalti import objects
 from smalti.accounting import Accounted
@@ -34,6 +36,7 @@ from smalti.release.collect import (
     tally,
     upstream_of,
 )
+from smalti.release.diff import diff_manifests
 from smalti.release.latest import read_latest
 from smalti.release.manifest import Accounting, Manifest, Provenance, beside, read_manifest
 from smalti.release.report import render
@@ -53,12 +56,19 @@ class AssembleReport(Accounted):
     manifest: URI of manifest.json.
     version, digest: of the release.
     streams: how many there are.
+    page: URI of report.html.
+    parent: the version that was LATEST before it.
+    gained, lost: samples that it serves and the parent did not, and the other way round, by the reason of the other.
     """
 
     manifest: str
     version: str
     digest: str
     streams: int
+    page: str
+    parent: str | None = None
+    gained: dict[str, int] = Field({})
+    lost: dict[str, int] = Field({})
 
     @property
     def samples(self) -> int:
@@ -115,12 +125,17 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
     warnings = list(manifest.warnings)
     if run.version and run.version != claim.version:
         warnings.append(f"{claim.version} has this content already; {run.version} was not made")
+    manifest = manifest.model_copy(update={"version": claim.version, "parent": claim.parent})
+    parent = read_manifest(lake.manifest(manifest.dataset, claim.parent)) if claim.parent else None
     if not objects.exists(uri):
         log.info("assemble: writing %s %s", run.dataset.name, claim.version)
-        manifest = manifest.model_copy(update={"version": claim.version, "parent": claim.parent})
-        _write(lake, manifest, streams, counted)
+        _write(lake, manifest, streams)
+        changes = diff_manifests(lake, parent, manifest) if parent else None
+        page = render(lake, manifest, parent, changes, counted)
+        objects.create_bytes(lake.release_report(manifest.dataset, manifest.version), page.encode())
         _commit(uri, manifest)
     else:
+        changes = diff_manifests(lake, parent, manifest) if parent else None
         log.info("assemble: %s %s has this content already", run.dataset.name, claim.version)
     return AssembleReport(
         stage="assemble",
@@ -133,6 +148,10 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
         version=claim.version,
         digest=manifest.digest,
         streams=len(streams),
+        page=lake.release_report(run.dataset.name, claim.version),
+        parent=claim.parent,
+        gained=changes.gained if changes else {},
+        lost=changes.lost if changes else {},
     )
 
 
@@ -231,8 +250,8 @@ def _manifest(
     )
 
 
-def _write(lake: Lake, manifest: Manifest, streams: Sequence[Stream], counted: Tally) -> None:
-    """All that the manifest names, and what people read. Whatever an earlier attempt has written stays."""
+def _write(lake: Lake, manifest: Manifest, streams: Sequence[Stream]) -> None:
+    """All that the manifest names, and streams.yaml. Whatever an earlier attempt has written stays."""
     uri = lake.manifest(manifest.dataset, manifest.version)
     for stream in streams:
         create_named(beside(uri, stream.entry.index), stream.index, stream.entry.index_sha256)
@@ -241,11 +260,6 @@ def _write(lake: Lake, manifest: Manifest, streams: Sequence[Stream], counted: T
                 lake.skip_file(manifest.dataset, stream.entry.skip_file), stream.skips.encode(), stream.entry.skip_file
             )
     objects.create_bytes(lake.streams_yaml(manifest.dataset, manifest.version), streams_yaml(manifest, uri).encode())
-    parent = None
-    if manifest.parent:
-        parent = read_manifest(lake.manifest(manifest.dataset, manifest.parent))
-    page = render(lake, manifest, parent, counted)
-    objects.create_bytes(lake.release_report(manifest.dataset, manifest.version), page.encode())
 
 
 def _commit(uri: str, manifest: Manifest) -> None:

@@ -15,6 +15,7 @@ from smalti.lake import Lake
 from smalti.page import STYLE, bar, figure, number, share, size, table
 from smalti.reasons import SkipReason
 from smalti.release.collect import SHOWN_A_BUCKET, Shown, Tally
+from smalti.release.diff import Diff
 from smalti.release.manifest import Manifest, StreamEntry
 from smalti.release.pictures import Thumbnail, locate, thumbnail
 
@@ -22,17 +23,18 @@ SHOWN = 24
 """Kept samples on the page."""
 
 
-def render(lake: Lake, manifest: Manifest, parent: Manifest | None, counted: Tally) -> str:
+def render(lake: Lake, manifest: Manifest, parent: Manifest | None, changes: Diff | None, counted: Tally) -> str:
     """The page.
 
     Args:
         parent: the version that was LATEST before, if there was one.
+        changes: since the parent.
         counted: counts and the samples to choose from.
     """
     title = f"{manifest.dataset} {manifest.version}"
     sections = (
         _head(manifest, counted),
-        _changes(manifest, parent) if parent else "",
+        _changes(manifest, parent, changes) if parent and changes else "",
         _samples(lake, counted),
         _left_out(lake, manifest, counted),
         _buckets(manifest.streams),
@@ -80,7 +82,7 @@ def _head(manifest: Manifest, counted: Tally) -> str:
     )
 
 
-def _changes(manifest: Manifest, parent: Manifest) -> str:
+def _changes(manifest: Manifest, parent: Manifest, changes: Diff) -> str:
     before, now = parent.accounting, manifest.accounting
     rows = [
         ("samples served", before.kept, now.kept),
@@ -92,19 +94,30 @@ def _changes(manifest: Manifest, parent: Manifest) -> str:
         ),
         ("streams", len(parent.streams), len(manifest.streams)),
     ]
-    had, has = _parts(parent), _parts(manifest)
-    notes = [f"new part {name}" for name in sorted(has - had)] + [f"without part {name}" for name in sorted(had - has)]
+    notes = [f"new part {name}" for name in changes.new_parts] + [f"without part {name}" for name in changes.gone_parts]
+    notes += changes.settings
+    moves = [
+        (
+            f"<b>{what}</b>",
+            escape(why),
+            number(count),
+            escape(", ".join(each.id for each in named if each.why == why)[:300]),
+        )
+        for what, counts, named in (
+            ("gained", changes.gained, changes.gained_samples),
+            ("lost", changes.lost, changes.lost_samples),
+            ("replaced", changes.replaced, ()),
+        )
+        for why, count in counts.items()
+    ]
     body = [(name, number(a), number(b), f"<b>{b - a:+,d}</b>" if b != a else "·") for name, a, b in rows]
     return (
         f"<section><h2>Since {escape(parent.version)}</h2>"
         + table(("", parent.version, manifest.version, "change"), body)
+        + (table(("", "why", "samples", "for instance"), moves, right=(2,)) if moves else "")
         + (f"<p class=note>{escape(', '.join(notes[:20]))}{' …' if len(notes) > 20 else ''}</p>" if notes else "")
         + "</section>"
     )
-
-
-def _parts(manifest: Manifest) -> set[str]:
-    return {f"{source.name}/{part.name}" for source in manifest.sources for part in source.parts}
 
 
 def _samples(lake: Lake, counted: Tally) -> str:
