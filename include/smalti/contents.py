@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smalti.lake import Lake
+from smalti.lake import BESIDE_VERSIONS, Lake
 from smalti.objects import exists, list_names
 from smalti.release.latest import read_latest
 
@@ -31,7 +31,7 @@ def contents(lake: Lake) -> dict[str, Any]:
 
 def versions_of(lake: Lake, dataset: str) -> list[str]:
     """Committed versions: those with a manifest."""
-    names = (n for n in list_names(lake.versions(dataset)) if n not in ("LATEST", "skips", "curations"))
+    names = (n for n in list_names(lake.versions(dataset)) if n not in BESIDE_VERSIONS)
     return [name for name in names if exists(lake.manifest(dataset, name))]
 
 

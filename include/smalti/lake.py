@@ -125,6 +125,10 @@ class Lake:
         """What one curate run decided: one row a sample that is skipped, and why."""
         return self._uri("releases", dataset, "curations", f"{digest}.json.gz")
 
+    def build(self, dataset: str, name: str) -> str:
+        """The parts that one build of a dataset works on, however often it is begun."""
+        return self.run_object(f"release_{dataset}", name, "curate", "inputs.json")
+
     def skip_file(self, dataset: str, sha256: str) -> str:
         return self._uri("releases", dataset, "skips", f"{sha256}.json.gz")
 
@@ -184,6 +188,9 @@ class Lake:
 
 STREAM_INDEX = "streams/{group}/{tier}/{ar}/index.json.gz"
 """A stream's merged index, relative to its manifest."""
+
+BESIDE_VERSIONS = ("LATEST", "curations", "skips")
+"""Names in a dataset's folder that are no versions."""
 
 PARTS_FROM_RELEASE = "../../../parts"
 """parts/, relative to a release's directory."""

@@ -102,3 +102,8 @@ DEDUP_REASONS = frozenset({SkipReason.DUPLICATE, SkipReason.QUARANTINE})
 def set_name(reasons: Iterable[str]) -> str:
     """How a reason set is spelled where it is a key: `nsfw+text`."""
     return "+".join(sorted(reasons))
+
+
+def reason_set(name: str) -> frozenset[SkipReason]:
+    """The set of that name."""
+    return frozenset(SkipReason(reason) for reason in name.split("+"))

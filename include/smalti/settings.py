@@ -13,6 +13,7 @@ from pydantic import Field
 
 from smalti.config import Dataset, Engine, Source, Strict, load_dataset, load_engine, load_source
 from smalti.errors import InputError
+from smalti.reasons import SkipReason
 
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$"
 """Batches and versions: each is a directory in the lake."""
@@ -41,6 +42,12 @@ class ReleaseRun(Strict):
     sources: tuple[Source, ...]
     engines: tuple[Engine, ...] = Field((), description="every profile that the sources name")
     version: str | None = Field(None, pattern=RUN_NAME, description="empty: the next one")
+    build: str | None = Field(
+        None,
+        description="curate: under one name always the parts that were there when it was first used; empty: those of now",
+    )
+    base: str | None = Field(None, description="curate, assemble: URI of the manifest that an ablation differs from")
+    without: tuple[SkipReason, ...] = Field((), description="an ablation: reasons that are not applied")
     curation: str | None = Field(None, description="assemble: URI of what curate decided")
     manifest: str | None = Field(None, description="verify, publish: URI of manifest.json")
 

@@ -192,6 +192,11 @@ DAMAGE: dict[str, tuple[Callable[[Lake], Any], str]] = {
     ),
     "a swapped skip file": (swap_a_skip_file, r"stream \S+: the content has the sha256"),
     "a skip less": (forget_a_skip, r"stream main/\S+: kept is \d in the manifest, \d by index and skip file"),
+    "another streams.yaml": (
+        lambda lake: path_of(lake.streams_yaml("set", "v1")).write_bytes(b"dataset: {}\n"),
+        r"streams\.yaml: it has the sha256 \w{64}, the manifest says",
+    ),
+    "a missing page": (lambda lake: path_of(lake.release_report("set", "v1")).unlink(), r"report\.html: there is no such"),
     "a count of the manifest": (hide_a_sample, r"release: 8 samples, but 5 kept \+ 4 skipped"),
     "rows lost between stages": (lose_rows_before, r"shard 00001-\w+: 9 rows in, but ingest put 99 into the table"),
     "a caption less": (

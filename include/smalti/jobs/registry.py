@@ -52,8 +52,8 @@ SOURCE_STAGES = (
 RELEASE_STAGES = (
     Stage("curate", "smalti.curation.curate:curate", ReleaseRun),
     Stage("assemble", "smalti.release.assemble:assemble", ReleaseRun),
-    Stage("verify", "smalti.release.verify:verify", ReleaseRun),
-    Stage("publish", "smalti.release.publish:publish", ReleaseRun),
+    Stage("verify", "smalti.release.verify:verify", ReleaseRun, uses_ray=True),
+    Stage("publish", "smalti.release.publish:publish", ReleaseRun, uses_ray=True),
 )
 STAGES = {stage.name: stage for stage in (*SOURCE_STAGES, *RELEASE_STAGES)}
 

@@ -12,7 +12,7 @@ import logging
 import re
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from smalti import objects
 from smalti.accounting import Accounted
 from smalti.curation.record import Curation, create_named, read_curation
 from smalti.errors import ConflictError, InputError
-from smalti.lake import PARTS_FROM_RELEASE, Lake
+from smalti.lake import BESIDE_VERSIONS, PARTS_FROM_RELEASE, Lake
 from smalti.release.collect import (
     Stream,
     Tally,
@@ -40,15 +40,12 @@ from smalti.release.diff import diff_manifests
 from smalti.release.latest import read_latest
 from smalti.release.manifest import Accounting, Manifest, Provenance, beside, read_manifest
 from smalti.release.report import render
-from smalti.release.skips import canonical_json, nonzero
+from smalti.release.skips import canonical_json, nonzero, sha256
 from smalti.release.streams_yaml import streams_yaml
 from smalti.settings import ReleaseRun
 from smalti.shards.part import Part
 
 log = logging.getLogger("smalti")
-
-RESERVED = ("LATEST", "curations", "skips")
-"""Names beside the versions of a dataset."""
 
 
 class AssembleReport(Accounted):
@@ -131,9 +128,11 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
         log.info("assemble: writing %s %s", run.dataset.name, claim.version)
         _write(lake, manifest, streams)
         changes = diff_manifests(lake, parent, manifest) if parent else None
-        page = render(lake, manifest, parent, changes, counted)
-        objects.create_bytes(lake.release_report(manifest.dataset, manifest.version), page.encode())
-        _commit(uri, manifest)
+        files = {
+            lake.streams_yaml(manifest.dataset, manifest.version): streams_yaml(manifest, uri),
+            lake.release_report(manifest.dataset, manifest.version): render(lake, manifest, parent, changes, counted),
+        }
+        _commit(uri, with_files(manifest, files))
     else:
         changes = diff_manifests(lake, parent, manifest) if parent else None
         log.info("assemble: %s %s has this content already", run.dataset.name, claim.version)
@@ -161,7 +160,7 @@ def claim_version(lake: Lake, dataset: str, digest: str, wanted: str | None) -> 
     Raises:
         InputError: the wanted version holds or is promised to other content, or cannot be a version's name.
     """
-    if wanted in RESERVED:
+    if wanted in BESIDE_VERSIONS:
         raise InputError(f"a version cannot be called {wanted}", f"dataset {dataset}", "Choose another name")
     while True:
         claims = _claims(lake, dataset)
@@ -187,7 +186,7 @@ def claim_version(lake: Lake, dataset: str, digest: str, wanted: str | None) -> 
 
 def versions_of(lake: Lake, dataset: str) -> list[str]:
     """Every name that is or may become a version, the oldest number first."""
-    names = [name for name in objects.list_names(lake.versions(dataset)) if name not in RESERVED]
+    names = [name for name in objects.list_names(lake.versions(dataset)) if name not in BESIDE_VERSIONS]
     return sorted(names, key=lambda name: (_number(name), name))
 
 
@@ -251,7 +250,7 @@ def _manifest(
 
 
 def _write(lake: Lake, manifest: Manifest, streams: Sequence[Stream]) -> None:
-    """All that the manifest names, and streams.yaml. Whatever an earlier attempt has written stays."""
+    """All that the manifest names. Whatever an earlier attempt has written stays."""
     uri = lake.manifest(manifest.dataset, manifest.version)
     for stream in streams:
         create_named(beside(uri, stream.entry.index), stream.index, stream.entry.index_sha256)
@@ -259,7 +258,19 @@ def _write(lake: Lake, manifest: Manifest, streams: Sequence[Stream]) -> None:
             create_named(
                 lake.skip_file(manifest.dataset, stream.entry.skip_file), stream.skips.encode(), stream.entry.skip_file
             )
-    objects.create_bytes(lake.streams_yaml(manifest.dataset, manifest.version), streams_yaml(manifest, uri).encode())
+
+
+def with_files(manifest: Manifest, files: Mapping[str, str]) -> Manifest:
+    """Create what lies beside the manifest (URI -> text), and let the manifest name it by its sha256.
+
+    An earlier attempt, perhaps of another version of this package, may have written another text, which then stays.
+    """
+    found = {}
+    for uri, text in files.items():
+        data = text.encode() if objects.create_bytes(uri, text.encode()) else objects.read_bytes(uri)
+        found[uri.rpartition("/")[2]] = sha256(data)
+    provenance = manifest.provenance.model_copy(update={"files": found})
+    return manifest.model_copy(update={"provenance": provenance})
 
 
 def _commit(uri: str, manifest: Manifest) -> None:

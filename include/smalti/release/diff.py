@@ -86,9 +86,8 @@ def diff(before_uri: str, after_uri: str, most: int = MOST) -> Diff:
 
 def diff_manifests(lake: Lake, before: Manifest, after: Manifest, most: int = MOST) -> Diff:
     """The same for manifests in hand, of which the second need not be written yet; its skip files must be."""
-    return _compare(
-        *(_Release(lake.manifest(manifest.dataset, manifest.version), manifest) for manifest in (before, after)), most
-    )
+    first, second = (_Release(lake.manifest(each.dataset, each.version), each) for each in (before, after))
+    return _compare(first, second, most)
 
 
 @dataclass

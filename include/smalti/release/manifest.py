@@ -110,6 +110,7 @@ class Provenance(Model):
     git: str | None = None
     table_versions: dict[str, int] = Field({})
     curation: str | None = Field(None, description="what curate decided, relative to the manifest")
+    files: dict[str, str] = Field({}, description="beside the manifest, for people and trainers: name -> sha256")
     more: dict[str, JsonValue] = Field({})
 
 
@@ -359,7 +360,7 @@ def read_skip_file(manifest_uri: str, stream: StreamEntry) -> SkipFile:
 
 def schemas() -> dict[str, dict[str, Any]]:
     """JSON Schemas of the files that other programs may read."""
-    models = {"manifest": Manifest, "skips": SkipFile, "optouts": OptoutSnapshot}
+    models: dict[str, type[Model]] = {"manifest": Manifest, "skips": SkipFile, "optouts": OptoutSnapshot}
     return {name: model.model_json_schema() for name, model in models.items()}
 
 

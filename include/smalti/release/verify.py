@@ -23,6 +23,7 @@ from smalti.accounting import Report
 from smalti.compute import map_tasks
 from smalti.errors import ConflictError, CorruptError, InputError, MissingObject, SmaltiError
 from smalti.lake import Lake
+from smalti.reasons import reason_set
 from smalti.release.checks import Expected, ShardCheck, check_shard
 from smalti.release.collect import shard_starts
 from smalti.release.manifest import (
@@ -180,6 +181,9 @@ class _Work:
 
     def look(self) -> None:
         self.faults += self.manifest.imbalances() + chain_faults(self.manifest)
+        for name, digest in sorted(self.manifest.provenance.files.items()):
+            with self._fault_of(name):
+                self._file(name, digest)
         for source in self.manifest.sources:
             for entry in source.parts:
                 with self._fault_of(f"part {source.name}/{entry.name}"):
@@ -206,6 +210,11 @@ class _Work:
             yield
         except (CorruptError, MissingObject) as error:
             self.faults.append(f"{what}: {error.what} ({error.where})")
+
+    def _file(self, name: str, digest: str) -> None:
+        found = hashlib.sha256(objects.read_bytes(beside(self.uri, name))).hexdigest()
+        if found != digest:
+            self.faults.append(f"{name}: it has the sha256 {found}, the manifest says {digest}")
 
     def _part(self, source: str, name: str, digest: str, samples: int) -> None:
         lake = lake_of(self.uri)
@@ -288,9 +297,13 @@ def count_faults(stream: StreamEntry, entries: Sequence[dict[str, Any]], skips: 
     ]
     skipped = skips.counts()
     samples = sum(sizes.values())
-    told = (stream.samples, stream.kept, nonzero(stream.skipped), stream.bytes)
-    found = (samples, samples - sum(skipped.values()), skipped, sum(e["raw_data"]["bytes"] for e in entries))
-    for what, a, b in zip(("samples", "kept", "skipped", "bytes"), told, found, strict=True):
+    without = {
+        name: samples - sum(len(shard.left_out(reason_set(name))) for shard in skips.shards.values())
+        for name in stream.kept_without
+    }
+    told = (stream.samples, stream.kept, nonzero(stream.skipped), stream.kept_without, stream.bytes)
+    found = (samples, samples - sum(skipped.values()), skipped, without, sum(e["raw_data"]["bytes"] for e in entries))
+    for what, a, b in zip(("samples", "kept", "skipped", "kept_without", "bytes"), told, found, strict=True):
         if a != b:
             faults.append(f"stream {stream.name}: {what} is {a} in the manifest, {b} by index and skip file")
     return faults
