@@ -11,7 +11,10 @@ One DAG `release_<dataset>` for each file in `include/datasets/`.
 | publish | moves LATEST to the version, in one swap; with `publish: tree` writes the tree first | nothing to do |
 
 - **Starts** when its sources have new batches: any of them or all of them, as the dataset file says. Or by hand, with a form:
-  *version* names the new version; empty is the next number.
+  *version* names the new version (empty: the next number), *without* makes an ablation of the version that is served: the same parts,
+  some reasons not applied. It is verified and kept; LATEST does not move.
+- **Parts** that arrive while it runs are the next run's: a run, and a run that is cleared, works on those that were there when it
+  began.
 - **Twice** with the same parts and settings: the same digest, no new version.
 - **Fails:** (a rejected version too) LATEST has not moved. Read the task's last lines, mend it, clear the red task.
 - **Undo:** `smalti release rollback DATASET VERSION`.
@@ -45,7 +48,12 @@ def add_release_dag(dataset: Dataset) -> None:
         user_defined_filters={"release_text": release_text},
     )
     def run() -> None:
-        settings = {"dataset": dataset.name, "version": "{{ params.version or '' }}"}
+        settings = {
+            "dataset": dataset.name,
+            "version": "{{ params.version or '' }}",
+            "build": "{{ dag_run.run_id }}",
+            "without": "{{ params.without or '' }}",
+        }
         made = {"dataset": dataset.name, "manifest": report_field("assemble", "manifest")}
         chain(
             stage_task("curate", settings),

@@ -102,13 +102,28 @@ def source_report(name: str, lake: LakeUri = "", as_json: Json = False) -> None:
 def release_build(
     dataset: str,
     lake: LakeUri = "",
-    version: Annotated[str, typer.Option(help="default: the next number")] = "",
+    version: Annotated[
+        str, typer.Option(help="default: the next number; of an ablation: <base>-without-<reasons>")
+    ] = "",
+    name: Annotated[str, typer.Option(help="of this build: under one name it always works on the same parts")] = "",
+    without: Annotated[
+        str, typer.Option(help="an ablation: reasons that are not applied, for instance text,nsfw")
+    ] = "",
+    base: Annotated[str, typer.Option(help="manifest that an ablation differs from; default: LATEST's")] = "",
     as_json: Json = False,
 ) -> None:
-    """Curate DATASET and assemble a version of it; publish nothing."""
-    from smalti.settings import release_run
+    """Curate DATASET and assemble a version of it; publish nothing.
 
-    place, settings = _lake(lake), release_run(dataset, version)
+    With --without it is an ablation: over the parts and settings of its base, no new shards, and never LATEST.
+    """
+    from smalti.settings import reasons_to_lift, release_run
+
+    if base and not without:
+        raise InputError("a base without reasons is no ablation", "--base", "Give --without, or leave --base out")
+    place = _lake(lake)
+    settings = release_run(
+        dataset, version, build=name or None, without=reasons_to_lift(without), base=_uri(base) if base else None
+    )
     curated: Any = _run("curate", place, settings)
     assembled = _run("assemble", place, settings.model_copy(update={"curation": curated.curation}))
     _show([curated, assembled], as_json)

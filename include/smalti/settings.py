@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from smalti.config import Dataset, Engine, Source, Strict, load_dataset, load_engine, load_source
 from smalti.errors import InputError
-from smalti.reasons import SkipReason
+from smalti.reasons import ALWAYS_SKIPPED, SkipReason
 
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$"
 """Batches and versions: each is a directory in the lake."""
@@ -51,6 +52,12 @@ class ReleaseRun(Strict):
     curation: str | None = Field(None, description="assemble: URI of what curate decided")
     manifest: str | None = Field(None, description="verify, publish: URI of manifest.json")
 
+    @field_validator("without", mode="before")
+    @classmethod
+    def _names_with_commas(cls, without: Any) -> Any:
+        """A form gives one text."""
+        return reasons_to_lift(without) if isinstance(without, str) else without
+
 
 def source_run(
     name: str, batch: str, limit: int | None = None, root: Path | None = None, *, captioner: str | None = None
@@ -71,7 +78,15 @@ def source_run(
     )
 
 
-def release_run(name: str, version: str | None = None, root: Path | None = None) -> ReleaseRun:
+def release_run(
+    name: str,
+    version: str | None = None,
+    root: Path | None = None,
+    *,
+    build: str | None = None,
+    without: tuple[SkipReason, ...] = (),
+    base: str | None = None,
+) -> ReleaseRun:
     """The settings of a release run from the files below `root` (default: smalti.config.home())."""
     dataset = load_dataset(name, root)
     if version:
@@ -86,8 +101,31 @@ def release_run(name: str, version: str | None = None, root: Path | None = None)
         )
     }
     return ReleaseRun(
-        dataset=dataset, sources=sources, engines=tuple(engines[k] for k in sorted(engines)), version=version or None
+        dataset=dataset,
+        sources=sources,
+        engines=tuple(engines[k] for k in sorted(engines)),
+        version=version or None,
+        build=build,
+        without=without,
+        base=base,
     )
+
+
+def reasons_to_lift(text: str) -> tuple[SkipReason, ...]:
+    """Reasons that an ablation does not apply, from their names with commas between.
+
+    Raises:
+        InputError: no such reason, or one whose samples are never served.
+    """
+    names = sorted({each.strip() for each in text.split(",")} - {""})
+    may = sorted(set(SkipReason) - ALWAYS_SKIPPED)
+    for name in names:
+        if name not in may:
+            what = (
+                "samples skipped for it are never served" if name in ALWAYS_SKIPPED else "there is no such skip reason"
+            )
+            raise InputError(f"{name!r} cannot be left out: {what}", "without", f"Use some of: {', '.join(may)}")
+    return tuple(SkipReason(name) for name in names)
 
 
 def _check_name(name: str, what: str) -> None:

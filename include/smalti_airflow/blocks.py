@@ -85,7 +85,15 @@ RELEASE_FORM = {
         pattern="^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$",
         title="Version",
         description="Name of the new version: letters, digits, _ . - . Empty: the next number.",
-    )
+    ),
+    "without": Param(
+        None,
+        type=["null", "string"],
+        pattern="^[a-z_, ]{1,200}$",
+        title="Ablation without",
+        description="Reasons that are not applied, with commas between, for instance: text, nsfw. Makes an ablation of the "
+        "version that LATEST names, over the same parts; LATEST does not move. Empty: no ablation.",
+    ),
 }
 
 

@@ -120,7 +120,10 @@ class Manifest(Model):
     schema_version: Literal[1] = 1
     dataset: str = Field(pattern=rf"^{_NAME}$")
     version: str = Field(pattern=rf"^{_NAME}$")
-    parent: str | None = Field(None, description="the version that was LATEST when this one was assembled")
+    parent: str | None = Field(None, description="the version that was LATEST when this one was assembled, or that an ablation differs from")
+    without: tuple[SkipReason, ...] = Field(
+        (), description="of an ablation of the parent: reasons that were not applied; it is never LATEST"
+    )
     digest: str = Field(pattern=_SHA256, description="content digest, see content_digest()")
     checksum: str | None = Field(
         None, pattern=_SHA256, description="sha256 of this file with zeros here; only in files, see Manifest.encode"
@@ -167,8 +170,10 @@ class Manifest(Model):
         in the samples (description, schedule, expected shares) are left out.
         """
         chosen = ("sources", "groups", "drops", "captions")
+        ablation = {"without": sorted(self.without)} if self.without else {}
         return sha256(
             canonical_json({
+                **ablation,
                 "schema_version": self.schema_version,
                 "dataset": self.dataset,
                 "publish": self.publish,

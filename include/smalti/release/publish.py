@@ -11,7 +11,7 @@ from smalti import objects
 from smalti.accounting import Report
 from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.lake import Lake
-from smalti.release.latest import move_latest, read_latest
+from smalti.release.latest import Latest, move_latest, read_latest
 from smalti.release.manifest import Manifest, parse_manifest
 from smalti.release.materialize import materialize
 from smalti.release.summary import samples_of
@@ -24,7 +24,7 @@ log = logging.getLogger("smalti")
 class PublishReport(Report):
     """Attributes:
     latest: URI of LATEST.
-    version, digest: what it points to now.
+    version, digest: what it points to now; of an ablation, which it never points to, what was asked for.
     previous: what it pointed to before; None for a dataset's first version. The same as version: nothing was to do.
     tree: URI of the tree beside the manifest, if the dataset asks for one.
     """
@@ -48,6 +48,8 @@ def publish(lake: Lake, run: ReleaseRun) -> PublishReport:
         raise InputError("no manifest is named", f"dataset {run.dataset.name}", "Pass the URI that assemble reports")
     manifest = _verified(lake, run.manifest, run.dataset.name)
     before = read_latest(lake, manifest.dataset)
+    if manifest.without:
+        return _leave_latest(lake, manifest, before, started)
     tree = lake.tree(manifest.dataset, manifest.version) if manifest.publish == "tree" else None
     served = before is not None and (before.version, before.digest) == (manifest.version, manifest.digest)
     if tree and not (served and objects.exists(f"{tree}/tree.json")):
@@ -57,6 +59,25 @@ def publish(lake: Lake, run: ReleaseRun) -> PublishReport:
     if not served and before is not None and manifest.version in {past.version for past in before.history}:
         warnings = (f"{manifest.version} was published before: LATEST went back to it from {before.version}",)
     return report.model_copy(update={"tree": tree, "warnings": warnings})
+
+
+def _leave_latest(lake: Lake, manifest: Manifest, before: Latest | None, started: float) -> PublishReport:
+    """An ablation is opened by its own name: nobody who follows LATEST must get one unasked."""
+    tree = lake.tree(manifest.dataset, manifest.version) if manifest.publish == "tree" else None
+    if tree and not objects.exists(f"{tree}/tree.json"):
+        _write_tree(lake, manifest, tree)
+    left_out = ", ".join(manifest.without)
+    served = before.version if before else None
+    return PublishReport(
+        stage="publish",
+        seconds=time.monotonic() - started,
+        latest=lake.latest(manifest.dataset),
+        version=manifest.version,
+        digest=manifest.digest,
+        previous=served,
+        tree=tree,
+        warnings=(f"{manifest.version} is an ablation (without {left_out}): LATEST stays at {served}",),
+    )
 
 
 def rollback(lake: Lake, dataset: str, version: str) -> PublishReport:
