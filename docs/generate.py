@@ -12,7 +12,7 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from smalti import reasons
-from smalti.config import Band, Columns, Dataset, DatasetSource, Drops, Encoding, Source, Strict
+from smalti.config import Band, Columns, Dataset, DatasetSource, Drops, Duplicates, Encoding, Source, Strict
 from smalti.profiles import Checks, Engine, Key, Prompt, PromptText, Sampling
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -28,7 +28,7 @@ def config_page() -> str:
     text = f"{NOTE}\n# Configuration files\n\nA wrong file gives one line: file, line, field, what is wrong, what is allowed.\n"
     files: list[tuple[str, list[type[Strict]]]] = [
         ("include/sources/NAME.yaml", [Source, Columns, Encoding]),
-        ("include/datasets/NAME.yaml", [Dataset, DatasetSource, Drops, Band]),
+        ("include/datasets/NAME.yaml", [Dataset, DatasetSource, Drops, Duplicates, Band]),
         ("include/engines/NAME.yaml", [Engine, Prompt, Sampling, Checks, Key]),
         ("include/engines/prompts/NAME.yaml", [PromptText]),
     ]

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 
 from smalti.curation.copies import ASPECT_TOLERANCE, Copies
 from smalti.images.fingerprint import Fingerprint, same_picture
@@ -71,7 +70,7 @@ def components(samples: Sequence[Copy], distance: int = 0) -> list[list[Copy]]:
 
 def spread(samples: Sequence[Copy], marked: Iterable[str], distance: int = 0) -> dict[str, str]:
     """What is reached from a marked sample, by id -> the smallest id of a marked one; marked ones are not named."""
-    reached = {}
+    reached: dict[str, str] = {}
     wanted = set(marked)
     for members in components(samples, distance):
         sources = sorted(wanted & {each.id for each in members})
@@ -117,6 +116,8 @@ def _distinct(samples: Sequence[Copy]) -> int:
 
 def columns(samples: Sequence[Copy]) -> Copies:
     """The same samples as columns."""
+    import polars as pl
+
     sha256 = {each: number for number, each in enumerate(dict.fromkeys(sample.sha256 for sample in samples))}
     prints = [sample.fingerprint for sample in samples]
     return Copies(

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -209,6 +208,8 @@ def test_candidates_leave_out_no_copy(samples: list[Copy], distance: int) -> Non
 
 def crowd(count: int, colour: Any, seed: int) -> Copies:
     """Samples of one hash."""
+    import polars as pl
+
     chance = np.random.default_rng(seed)
     return Copies(
         id=pl.Series("id", [f"s/{n:06d}" for n in range(count)]),

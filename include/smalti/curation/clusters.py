@@ -11,7 +11,6 @@ about n look-ups.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from smalti.curation.copies import THUMBNAIL, Rule
 from smalti.curation.near import Ints, pairs_in_runs, runs

@@ -118,7 +118,7 @@ def choose(found: Found, eligible: Mask, decided: Mapping[str, str]) -> Choice:
     Args:
         decided: name of a cluster -> MERGE or KEEP.
     """
-    copy_of, mode = np.full(len(eligible), -1), np.zeros(len(eligible), np.int8)
+    copy_of, mode = np.full(len(eligible), -1), np.zeros(len(eligible), np.int64)
     rows = found.order[eligible[found.order]]
     first = np.full(len(eligible), -1)
     first[found.node[rows[::-1]]] = rows[::-1]  # of equal ones the best comes last and stays
@@ -205,7 +205,7 @@ def _of_equal_bytes(rule: Rule, rows: Ints) -> Ints:
     bounds = np.append(np.flatnonzero(np.append(True, ~equal)), len(rows))
     first = np.empty(len(rows), np.int64)
     first[order] = np.repeat(order[bounds[:-1]], np.diff(bounds))
-    return np.where(first == np.arange(len(rows)), -1, rows[first])
+    return np.asarray(np.where(first == np.arange(len(rows)), -1, rows[first]))
 
 
 def _nodes(copies: Copies, rule: Rule) -> tuple[Ints, Ints]:
@@ -251,17 +251,18 @@ def _ranked(copies: Copies, group: Ints) -> Ints:
     """All rows by group; within it the most pixels first, then the source's priority, then the id."""
     import polars as pl
 
-    frame = pl.DataFrame({"group": group, "pixels": -copies.width * copies.height, "priority": -copies.priority})
-    keys = ["group", "pixels", "priority"]
-    frame = frame.with_row_index("row").sort(*keys, "row")
-    tied = pl.struct(keys).rle_id()
-    frame = frame.with_columns(run=tied)
-    again = frame.filter(pl.col("run").is_duplicated())
-    order = frame["row"].to_numpy().astype(np.int64)
-    if again.height:
-        places = np.flatnonzero(frame["run"].is_duplicated().to_numpy())
-        ids = copies.id.gather(again["row"])
-        order[places] = again.with_columns(id=ids).sort("run", "id", "row")["row"].to_numpy()
+    pixels = copies.width * copies.height
+    frame = pl.DataFrame({"group": group, "pixels": -pixels, "priority": -copies.priority}).with_row_index("row")
+    order = np.asarray(frame.sort("group", "pixels", "priority", "row")["row"].to_numpy(), np.int64)
+    tie = np.ones(max(len(order) - 1, 0), np.bool_)
+    for column in (group, pixels, copies.priority):
+        tie &= column[order[1:]] == column[order[:-1]]
+    tied = np.append(tie, False) | np.append(False, tie) if len(order) else tie
+    places = np.flatnonzero(tied)
+    if len(places):
+        run = np.cumsum(np.append(True, ~tie))[places]
+        again = pl.DataFrame({"run": run, "id": copies.id.gather(order[places]), "row": order[places]})
+        order[places] = again.sort("run", "id", "row")["row"].to_numpy()
     return order
 
 

@@ -74,9 +74,7 @@ def near_pairs(hashes: Keys, distance: int) -> tuple[Ints, Ints]:
     """
     if distance == 0 or len(hashes) < 2:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    found = []
-    for mask in band_masks(distance, len(hashes)):
-        found.append(near_within(hashes, mask, distance))
+    found = [near_within(hashes, mask, distance) for mask in band_masks(distance, len(hashes))]
     lower, upper = np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
     once = np.unique(np.stack([lower, upper], 1), axis=0) if len(lower) else np.empty((0, 2), np.int64)
     return once[:, 0], once[:, 1]
@@ -108,5 +106,5 @@ def band_masks(distance: int, count: int) -> list[np.uint64]:
 
 
 def _cost(bands: int, distance: int, count: int) -> float:
-    pairs = count * count / 2 / 2.0 ** (64 * (bands - distance) / bands)
+    pairs = count * count / 2 / float(2.0 ** (64 * (bands - distance) / bands))
     return comb(bands, distance) * (10.0 * count + pairs)
