@@ -26,7 +26,8 @@ class Copies:
     Attributes:
         id: polars Series of texts.
         priority: int64 (n,), of the source: the higher is kept rather.
-        sha256: uint64 (n, 2), the first 16 bytes: among 1e8 pictures two share them by chance once in 1e22 lakes.
+        sha256: uint64 (n, 2), two independent hashes of it, of one process: 128 bits, which two of 1e8 pictures share by chance in
+            one of 1e22 lakes.
         phash: uint64 (n,).
         hashed: bool (n,), there is a hash and the picture is not flat: the hash may tell that it is a copy.
         colour: uint8 (n, 192).

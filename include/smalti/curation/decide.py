@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,11 +63,11 @@ def decide(
         optouts: shard -> indices that are opted out.
         decided: cluster -> what a person decided.
     """
-    scanned = scan(reader, drops, denied)
+    scanned = scan(reader, drops, denied, shards=bool(optouts))
     reasons = scanned.reasons
     marked = scanned.row_of(optouts or {})
-    reasons[marked] |= np.uint16(BIT[SkipReason.OPTOUT])
     rows = _candidates(scanned, drops.duplicates.distance, opted_out=len(marked) > 0)
+    reasons[marked] |= np.uint16(BIT[SkipReason.OPTOUT])
     found = search(
         read_copies(reader, scanned, rows, priorities or {}), drops.duplicates.distance, drops.duplicates.cluster_limit
     )
@@ -86,13 +87,20 @@ def decide(
 
 def _candidates(scanned: Scan, distance: int, opted_out: bool) -> Ints:
     """Rows that may be copies. What was superseded matters only to opt-outs: a person's picture stays theirs."""
-    universe: Any = slice(None)
-    superseded = scanned.reasons & np.uint16(BIT[SkipReason.SUPERSEDED]) > 0
-    if not opted_out and superseded.any():
-        universe = np.flatnonzero(~superseded)
-    found = candidates(scanned.sha256[universe, 0], scanned.phash[universe], scanned.hashed[universe], distance)
-    rows = np.flatnonzero(found)
-    return rows if isinstance(universe, slice) else np.asarray(universe[rows])
+
+    def of(rows: Any) -> Mask:
+        return candidates(scanned.sha256[rows, 0], scanned.phash[rows], scanned.hashed[rows], distance)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(scanned.supersede, scanned.current) if scanned.supersede else None
+        rows = np.flatnonzero(of(slice(None)))
+        if waiting:
+            waiting.result()
+    superseded = scanned.reasons[rows] & np.uint16(BIT[SkipReason.SUPERSEDED]) > 0
+    if opted_out or not superseded.any():
+        return rows
+    rows = rows[~superseded]
+    return np.asarray(rows[of(rows)])
 
 
 def _spread(scanned: Scan, found: Found, rows: Ints, drops: Drops) -> Ints:

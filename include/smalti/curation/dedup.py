@@ -14,14 +14,18 @@ counted once), a hash does not decide: they are set aside until a person has. Wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from smalti.curation.clusters import connected, join
 from smalti.curation.copies import Copies, Rule
-from smalti.curation.near import Ints, Keys, Mask, near_pairs, repeated, runs
+from smalti.curation.near import Ints, Keys, Mask, near_pairs, order_of, repeated, runs
 
 MERGE, KEEP = "merge", "keep"
 """What a person may decide of a cluster: it is one picture, or each is a picture of its own."""
@@ -62,15 +66,17 @@ def candidates(sha256: Keys, phash: Keys, hashed: Mask, distance: int) -> Mask:
     """Which samples can be a copy of another one: bool (n,).
 
     Args:
-        sha256: uint64 (n,), the first 8 bytes.
+        sha256: uint64 (n,), the first of the two hashes of `Copies`.
         phash, hashed: as in `Copies`.
     """
-    found = repeated(sha256)
-    rows = np.flatnonzero(hashed) if not hashed.all() else slice(None)
-    prints = phash[rows]
-    alike = repeated(prints)
-    if distance:
-        alike |= _near(prints, distance)
+    with ThreadPoolExecutor(1) as pool:  # numpy sorts without holding the lock
+        waiting = pool.submit(repeated, sha256)
+        rows: Any = slice(None) if hashed.all() else np.flatnonzero(hashed)
+        prints = phash[rows]
+        alike = repeated(prints)
+        if distance:
+            alike |= _near(prints, distance)
+        found = waiting.result()
     found[rows] |= alike
     return found
 
@@ -216,19 +222,30 @@ def _nodes(copies: Copies, rule: Rule) -> tuple[Ints, Ints]:
     node = np.arange(len(copies))
     rows = np.flatnonzero(repeated(copies.sha256[:, 0]))
     columns = (copies.height, copies.width, copies.hashed, copies.phash, copies.sha256[:, 1], copies.sha256[:, 0])
-    rows = rows[np.lexsort([column[rows] for column in columns])]
-    equal = np.ones(max(len(rows) - 1, 0), np.bool_)
-    for column in columns:
-        equal &= column[rows[1:]] == column[rows[:-1]]
+    rows = rows[order_of(copies.sha256[rows, 0])]
+    equal = _equal(columns, rows)
+    if (_equal(columns[-1:], rows) & ~equal).any():  # equal bytes with another fingerprint
+        rows = rows[np.lexsort([column[rows] for column in columns])]
+        equal = _equal(columns, rows)
     bounds = np.append(np.flatnonzero(np.append(True, ~equal)), len(rows)) if len(rows) else np.zeros(1, np.int64)
-    head = np.repeat(rows[bounds[:-1]], np.diff(bounds))
-    for start in range(0, len(rows), 1 << 18):
-        some = slice(start, start + (1 << 18))
+    head = np.repeat(np.minimum.reduceat(rows, bounds[:-1]) if len(rows) else rows, np.diff(bounds))
+    for start in range(0, len(rows), 1 << 16):
+        some = slice(start, start + (1 << 16))
         twin = (copies.colour[rows[some]] == copies.colour[head[some]]).all(1)
         node[rows[some][twin]] = head[some][twin]
     rows = rows[node[rows] == rows]
+    rows = rows[np.lexsort((copies.sha256[rows, 1], copies.sha256[rows, 0]))]
     same = rule.same_bytes(rows[1:], rows[:-1])
     return node, np.stack([rows[1:][same], rows[:-1][same]])
+
+
+def _equal(columns: Sequence[npt.NDArray[Any]], rows: Ints) -> Mask:
+    """Whether each row but the first has the values of the one before it."""
+    equal = np.ones(max(len(rows) - 1, 0), np.bool_)
+    for column in columns:
+        values = column[rows]
+        equal &= values[1:] == values[:-1]
+    return equal
 
 
 def coarse_groups(copies: Copies, node: Ints, equal: Ints, distance: int) -> Ints:
@@ -238,9 +255,11 @@ def coarse_groups(copies: Copies, node: Ints, equal: Ints, distance: int) -> Int
         equal: pairs of rows (2, m) with equal bytes.
     """
     hashed = np.flatnonzero(copies.hashed)
-    distinct, label = np.unique(copies.phash[hashed], return_inverse=True)
+    hashed = hashed[order_of(copies.phash[hashed])]
+    bounds = runs(copies.phash[hashed])
+    distinct = copies.phash[hashed[bounds[:-1]]]
     group = np.empty(len(copies), np.int64)
-    group[hashed] = label
+    group[hashed] = np.repeat(np.arange(len(distinct)), np.diff(bounds))
     flat = np.flatnonzero(~copies.hashed)
     group[flat] = len(distinct) + np.unique(node[flat], return_inverse=True)[1]
     edges = [group[equal], np.stack(near_pairs(distinct, distance))]
@@ -252,22 +271,23 @@ def _ranked(copies: Copies, group: Ints) -> Ints:
     import polars as pl
 
     pixels = copies.width * copies.height
-    frame = pl.DataFrame({"group": group, "pixels": -pixels, "priority": -copies.priority}).with_row_index("row")
-    order = np.asarray(frame.sort("group", "pixels", "priority", "row")["row"].to_numpy(), np.int64)
-    tie = np.ones(max(len(order) - 1, 0), np.bool_)
-    for column in (group, pixels, copies.priority):
-        tie &= column[order[1:]] == column[order[:-1]]
-    tied = np.append(tie, False) | np.append(False, tie) if len(order) else tie
-    places = np.flatnonzero(tied)
+    most = int(pixels.max(initial=0))
+    if (int(group.max(initial=0)) + 1) * (most + 1) < 1 << 63:
+        order = order_of(group * (most + 1) + (most - pixels))
+    else:
+        order = np.lexsort((-pixels, group))
+    tie = _equal((group, pixels), order)
+    places = np.flatnonzero(np.append(tie, False) | np.append(False, tie)) if len(order) else order
     if len(places):
         run = np.cumsum(np.append(True, ~tie))[places]
-        again = pl.DataFrame({"run": run, "id": copies.id.gather(order[places]), "row": order[places]})
-        order[places] = again.sort("run", "id", "row")["row"].to_numpy()
+        rows = order[places]
+        tied = pl.DataFrame({"run": run, "priority": -copies.priority[rows], "id": copies.id.gather(rows), "row": rows})
+        order[places] = tied.sort("run", "priority", "id", "row")["row"].to_numpy()
     return order
 
 
 def _names(copies: Copies, rows: Ints, cluster: Ints, count: int) -> tuple[str, ...]:
-    """The smallest hash of each cluster in hex; with something of its bytes if that is another cluster's too.
+    """The smallest hash of each cluster in hex; with something of its first id if that is another cluster's too.
 
     So a decision about one of two clusters is never taken for one about the other after they have grown.
     """
@@ -276,7 +296,7 @@ def _names(copies: Copies, rows: Ints, cluster: Ints, count: int) -> tuple[str, 
     order = order[np.searchsorted(cluster[order], 0) :]
     for members in np.split(rows[order], np.searchsorted(cluster[order], np.arange(1, count))):
         hashes.append(f"{copies.phash[members[0]]:016x}")
-        least.append(f"{copies.sha256[members, 0].min():016x}")
+        least.append(hashlib.sha256(str(copies.id.gather(members).min()).encode()).hexdigest()[:8])
     return tuple(
         name if hashes.count(name) == 1 else f"{name}-{more}" for name, more in zip(hashes, least, strict=True)
     )

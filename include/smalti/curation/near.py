@@ -49,6 +49,13 @@ def _slot(keys: Keys, shift: np.uint64) -> Keys:
     return keys * np.uint64(0x9E3779B97F4A7C15) >> shift
 
 
+def order_of(values: npt.NDArray[Any]) -> Ints:
+    """The places of values in ascending order, equal ones in any order that depends on the values alone."""
+    import polars as pl
+
+    return np.asarray(pl.Series(values).arg_sort().to_numpy(), np.int64)  # on all cores
+
+
 def runs(ordered: npt.NDArray[Any]) -> Ints:
     """Where each run of equal values of a sorted array begins, and its length at the end: int64 (runs + 1,)."""
     starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])) if len(ordered) else np.empty(0, np.int64)
@@ -83,7 +90,7 @@ def near_pairs(hashes: Keys, distance: int) -> tuple[Ints, Ints]:
 def near_within(hashes: Keys, mask: np.uint64, distance: int) -> tuple[Ints, Ints]:
     """Those pairs that agree in the bits of a mask."""
     key = hashes & mask
-    order = np.argsort(key)
+    order = order_of(key)
     lower, upper = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     ordered = hashes[order]
     for i, j in pairs_in_runs(runs(key[order])):

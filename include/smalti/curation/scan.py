@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +32,11 @@ class Scan:
     Attributes:
         reasons: uint16, `BIT`s of what the rules say of the sample alone.
         current: bool, of the samples of an id the one that may be served.
-        sha256: uint64 (n, 2): the first 8 bytes, and a hash of all of them.
+        sha256: as in `Copies`.
         phash, hashed: as in `Copies`.
         shards: polars frame: shard, start (its first row), samples.
         denied: ids of the denylists that were met.
+        supersede: fills in `reasons` and `current` where an id stands twice; None if no id can.
     """
 
     reasons: Bits
@@ -44,6 +46,7 @@ class Scan:
     hashed: Mask
     shards: Any
     denied: frozenset[str]
+    supersede: Callable[[Mask], None] | None
 
     def row_of(self, shard_indices: Mapping[str, Sequence[int]]) -> Ints:
         """Rows of samples by shard and index; of other parts' shards there are none."""
@@ -57,8 +60,12 @@ class Scan:
         return np.concatenate([np.empty(0, np.int64), *found])
 
 
-def scan(reader: Reader, drops: Drops, denied: frozenset[str]) -> Scan:
-    """Read the narrow columns of every sample."""
+def scan(reader: Reader, drops: Drops, denied: frozenset[str], shards: bool) -> Scan:
+    """Read the narrow columns of every sample, and no other than the settings ask for.
+
+    Args:
+        shards: whether `row_of` will be asked.
+    """
     import polars as pl
 
     starts = starts_of(reader)
@@ -69,21 +76,21 @@ def scan(reader: Reader, drops: Drops, denied: frozenset[str]) -> Scan:
     shared = {source for source in sources if sources.count(source) > 1}  # only between parts an id can stand twice
     ids = np.empty(count if shared else 0, np.uint64)
     rules, takes = _rules(drops, denied), _accepts(drops)
-    columns = ["sha256", "phash", "flat", "label", "caption_ok", "captioner", "classifier", "licence", "tier", "shard"]
+    columns = sorted({"sha256", "phash", "flat", *(name for rule in (*rules.values(), takes) for name in rule.meta.root_names())})
+    columns += ["shard"] if shards else []
+    columns += ["id"] if shared and not denied else []
     runs: list[Any] = []
     met: set[str] = set()
-    for part, first, frame in chunks(reader, [*columns, *(["id"] if shared or denied else [])]):
+    for part, first, frame in chunks(reader, columns):
         rows = slice(first, first + frame.height)
         said = frame.select(
             reasons=pl.sum_horizontal(rule.cast(pl.UInt16) * BIT[reason] for reason, rule in rules.items()),
             accepted=takes,
             phash=pl.col("phash").fill_null(0),
             hashed=pl.col("phash").is_not_null() & ~pl.col("flat").fill_null(True),
-            sha0=pl.col("sha256").str.slice(0, 16).str.to_integer(base=16, dtype=pl.UInt64, strict=False),
+            sha0=pl.col("sha256").hash(3),
             sha1=pl.col("sha256").hash(1),
         )
-        if said["sha0"].null_count():  # not hex
-            said = said.with_columns(pl.col("sha0").fill_null(pl.col("sha1")))
         reasons[rows], accepted[rows] = said["reasons"].to_numpy(), said["accepted"].to_numpy()
         phash[rows], hashed[rows] = said["phash"].to_numpy(), said["hashed"].to_numpy()
         sha256[rows, 0], sha256[rows, 1] = said["sha0"].to_numpy(), said["sha1"].to_numpy()
@@ -91,11 +98,10 @@ def scan(reader: Reader, drops: Drops, denied: frozenset[str]) -> Scan:
             ids[rows] = frame["id"].hash(2).to_numpy() if sources[part] in shared else np.arange(first, rows.stop)
         if denied:
             met |= set(frame["id"].filter(frame["id"].is_in(denied)))
-        runs.append(frame["shard"].rle().struct.unnest().select(shard="value", samples=pl.col("len").cast(pl.Int64)))
-    current = np.ones(count, np.bool_)
-    if shared:
-        _supersede(reader, ids, accepted, reasons, current)
-    return Scan(reasons, current, sha256, phash, hashed, _shards(runs), frozenset(met))
+        if shards:
+            runs.append(frame["shard"].rle().struct.unnest().select(shard="value", samples=pl.col("len").cast(pl.Int64)))
+    said_twice = functools.partial(_supersede, reader, ids, accepted, reasons) if shared else None
+    return Scan(reasons, np.ones(count, np.bool_), sha256, phash, hashed, _shards(runs), frozenset(met), said_twice)
 
 
 def _rules(drops: Drops, denied: frozenset[str]) -> dict[SkipReason, Any]:
