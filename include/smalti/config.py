@@ -124,6 +124,7 @@ class Drops(Strict):
 
     labels: tuple[Label, ...] = (Label.TEXT, Label.NSFW)
     captioners: tuple[str, ...] | None = Field(None, description="accepted captioner profiles; left out: all")
+    classifiers: tuple[str, ...] | None = Field(None, description="accepted classifier profiles; left out: all")
     licences: tuple[str, ...] | None = Field(None, description="accepted licences; left out: all")
     min_tier: Literal[512, 1024, 2048, 4096] = 512
     denylist: tuple[str, ...] = Field((), description="URIs of text files, one sample id a line")

@@ -122,12 +122,20 @@ class Lake:
         return self._uri("releases", dataset)
 
     def curation(self, dataset: str, digest: str) -> str:
-        """What one curate run decided: one row a sample that is skipped, and why."""
+        """What one curate run decided, but for the samples."""
         return self._uri("releases", dataset, "curations", f"{digest}.json.gz")
 
     def build(self, dataset: str, name: str) -> str:
         """The parts that one build of a dataset works on, however often it is begun."""
         return self.run_object(f"release_{dataset}", name, "curate", "inputs.json")
+
+    def curation_rows(self, dataset: str, digest: str) -> str:
+        """One row a sample that is left out, and why."""
+        return self._uri("releases", dataset, "curations", f"{digest}.parquet")
+
+    def quarantine_page(self, dataset: str, digest: str) -> str:
+        """The clusters that a person may decide about."""
+        return self._uri("releases", dataset, "curations", f"quarantine-{digest}.html")
 
     def skip_file(self, dataset: str, sha256: str) -> str:
         return self._uri("releases", dataset, "skips", f"{sha256}.json.gz")

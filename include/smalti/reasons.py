@@ -85,6 +85,7 @@ class SkipReason(_Reason):
     CAPTION_FAILED = "caption_failed", "no captioner described it"
     LABEL_FAILED = "label_failed", "no classifier could say what it is"
     CAPTIONER = "captioner", "its captioner is not on the dataset's list"
+    CLASSIFIER = "classifier", "its classifier is not on the dataset's list"
     NSFW = "nsfw", "its caption, or that of a copy, was labelled nsfw"
     TEXT = "text", "a picture to read, not to look at"
     RESOLUTION = "resolution", "below the dataset's min_tier"

@@ -10,8 +10,11 @@ import pytest
 
 from smalti import objects
 from smalti.config import Band, Dataset, Drops
-from smalti.curation.curate import CurateReport, curate, decide, declared_reasons, outside_bands
-from smalti.curation.record import Curation, read_curation
+from smalti.curation.curate import CurateReport, curate, declared_reasons, outside_bands
+from smalti.curation.decide import Decisions, decide
+from smalti.curation.load import FrameReader
+from smalti.curation.record import Curation, Explanation, explain, read_curation, read_rows
+from smalti.curation.scan import BIT
 from smalti.errors import CorruptError, InputError
 from smalti.lake import Lake
 from smalti.reasons import Label, SkipReason
@@ -25,20 +28,30 @@ def decided(report: CurateReport) -> Curation:
     return read_curation(report.curation)
 
 
+def explained(lake: Lake, report: CurateReport) -> list[Explanation]:
+    """Every row of the record, looked up by its id."""
+    ids = read_rows(lake, decided(report), ["id"])["id"].to_pylist()
+    return [each for name in sorted(set(ids)) for each in explain(report.curation, name)]
+
+
 def left_out(lake: Lake, report: CurateReport) -> dict[str, tuple[list[str], str | None]]:
-    """id -> reasons, and the copy that is named."""
-    curation = decided(report)
-    found = {}
-    for part in curation.parts:
-        for row in decode_samples(objects.read_bytes(lake.samples(part.source, part.name)), "here").to_pylist():
-            said = curation.shards.get(row["shard"])
-            if said and (reasons := [str(r) for r in SkipReason if row["index"] in said.skip.get(r, ())]):
-                index = str(row["index"])
-                found[f"{row['id']}@{part.name[:5]}"] = (
-                    reasons,
-                    said.duplicate_of.get(index) or said.spread_from.get(index),
-                )
-    return found
+    """id and part -> reasons, and the copy that is named."""
+    return {
+        f"{each.id}@{each.shard.split('/')[1][:5]}": ([str(r) for r in each.reasons], each.copy_of or each.spread_from)
+        for each in explained(lake, report)
+        if each.reasons
+    }
+
+
+def reasons_of(rows: list[dict[str, Any]], drops: Drops, **more: Any) -> tuple[Decisions, dict[int, list[SkipReason]]]:
+    """Decisions over rows in memory; rows of one `order` are a part."""
+    import polars as pl
+
+    frame = pl.DataFrame(rows, schema_overrides={"licence": pl.String, "label": pl.String, "phash": pl.UInt64})
+    parts = frame.partition_by("order", maintain_order=True)
+    found = decide(FrameReader(tuple(parts)), drops, **more)
+    said = {row: [r for r in SkipReason if bits & BIT[r]] for row, bits in enumerate(found.reasons.tolist()) if bits}
+    return found, said
 
 
 def add(lake: Lake, rows: list[Row], name: str = "demo", batch: str = "b1") -> None:
@@ -78,7 +91,7 @@ def test_each_reason_is_given_and_duplicates_are_decided_among_what_is_left(lake
     }
     assert (report.rows_in, report.rows_out) == (9, 2)
     assert report.dropped == {"denylist": 1, "licence": 3, "caption_failed": 1, "text": 1, "duplicate": 1}
-    assert decided(report).denylists[0].ids == 2
+    assert decided(report).denylists[0].lines == 2
 
 
 def test_a_label_nsfw_reaches_every_copy_and_takes_no_copys_place(lake: Lake) -> None:
@@ -143,19 +156,13 @@ def test_what_a_superseded_sample_was_labelled_does_not_matter_any_more(lake: La
 def test_of_two_captioners_the_one_that_a_dataset_names_is_served(
     accepted: tuple[str, ...] | None, left: dict[int, list[SkipReason]]
 ) -> None:
-    import polars as pl
-
     both = [SAMPLE | {"captioner": "one", "order": 0}, SAMPLE | {"captioner": "two", "order": 1}]
-    frame = pl.DataFrame(both, schema_overrides={"licence": pl.String, "label": pl.String})
-    assert decide(frame, Drops(captioners=accepted), frozenset(), {}).reasons == left
+    assert reasons_of(both, Drops(captioners=accepted))[1] == left
 
 
 def test_a_picture_that_was_replaced_is_not_served_for_its_captioner() -> None:
-    import polars as pl
-
     both = [SAMPLE | {"captioner": "one", "order": 0}, SAMPLE | {"captioner": "two", "order": 1, "sha256": "new"}]
-    frame = pl.DataFrame(both, schema_overrides={"licence": pl.String, "label": pl.String})
-    reasons = decide(frame, Drops(captioners=("one",)), frozenset(), {}).reasons
+    reasons = reasons_of(both, Drops(captioners=("one",)))[1]
     assert reasons == {0: [SkipReason.SUPERSEDED], 1: [SkipReason.CAPTIONER]}
 
 
@@ -226,6 +233,7 @@ def test_reasons_are_declared_as_the_settings_use_them() -> None:
 SAMPLE: dict[str, Any] = {
     "id": "s/0", "source": "s", "sha256": "0", "phash": 1, "colour": bytes(192), "flat": True, "unstable": 0, "width": 600,
     "height": 600, "tier": 512, "label": "visual", "caption_ok": True, "captioner": "rules", "licence": None, "order": 0,
+    "classifier": "minilm", "ar": "1.000", "shard": "s/p/512/1.000/shard.00000.mds", "index": 0,
 }  # fmt: skip
 
 
@@ -233,6 +241,7 @@ SAMPLE: dict[str, Any] = {
     ("change", "drops", "reason"),
     [
         ({"captioner": "vlm"}, Drops(captioners=("rules",)), SkipReason.CAPTIONER),
+        ({"classifier": "llm"}, Drops(classifiers=("minilm",)), SkipReason.CLASSIFIER),
         ({"tier": 512}, Drops(min_tier=1024), SkipReason.RESOLUTION),
         ({"label": None}, Drops(), SkipReason.LABEL_FAILED),
         ({"label": None, "caption_ok": False}, Drops(), SkipReason.CAPTION_FAILED),
@@ -241,36 +250,26 @@ SAMPLE: dict[str, Any] = {
     ],
 )
 def test_a_rule_looks_at_its_own_column(change: dict[str, Any], drops: Drops, reason: SkipReason | None) -> None:
-    import polars as pl
-
-    frame = pl.DataFrame([SAMPLE | change], schema_overrides={"licence": pl.String, "label": pl.String})
-    assert decide(frame, drops, frozenset(), {}).reasons == ({0: [reason]} if reason else {})
+    assert reasons_of([SAMPLE | change], drops)[1] == ({0: [reason]} if reason else {})
 
 
 def test_order_of_rows_decides_nothing() -> None:
-    import polars as pl
-
     chance = random.Random(1)
     rows = [
         SAMPLE
-        | {
-            "id": f"s/{n}",
-            "sha256": str(n % 23),
-            "phash": n % 13,
-            "width": 600 + n % 3,
-            "flat": n % 4 == 0,
-            "order": n % 2,
-        }
+        | {"id": f"s/{n}", "sha256": str(n % 23), "phash": n % 13, "width": 600 + n % 3, "flat": n % 4 == 0}
         | {"label": "nsfw" if n % 11 == 0 else "visual"}
         for n in range(40)
     ]
     told = []
     for _ in range(3):
-        found = decide(pl.DataFrame(rows, schema_overrides={"licence": pl.String}), Drops(), frozenset(), {})
+        found, reasons = reasons_of(rows, Drops())
+        ids = [row["id"] for row in rows]
+        at = [ids[row] for row in found.rows]
         told.append((
-            {rows[row]["id"]: reasons for row, reasons in found.reasons.items()},
-            {rows[row]["id"]: twin for row, twin in found.duplicate_of.items()},
-            {rows[row]["id"]: origin for row, origin in found.spread_from.items()},
+            {ids[row]: said for row, said in reasons.items()},
+            {at[n]: at[twin] for n, twin in enumerate(found.copy_of) if twin >= 0},
+            {at[n]: at[origin] for n, origin in enumerate(found.spread_from) if origin >= 0},
         ))
         chance.shuffle(rows)
     assert told[1:] == told[:1] * 2

@@ -11,6 +11,7 @@ import pytest
 from airflow.sdk import AssetAll, AssetAny, PartitionedAssetTimetable
 from airflow.sdk.exceptions import ParamValidationError
 
+from smalti.errors import InputError
 from tests.dags.conftest import load_dags
 
 pytestmark = pytest.mark.usefixtures("include")
@@ -55,10 +56,12 @@ def test_the_form_refuses_a_wrong_version(version: Any) -> None:
         params["version"] = version
 
 
-def rendered(dag: Any, task_id: str, version: str | None, reports: dict[str, Any]) -> dict[str, Any]:
+def rendered(
+    dag: Any, task_id: str, version: str | None, reports: dict[str, Any], without: str | None = None
+) -> dict[str, Any]:
     task = dag.task_dict[task_id]
     context = {
-        "params": {"version": version},
+        "params": {"version": version, "without": without},
         "ti": SimpleNamespace(xcom_pull=lambda task_ids: reports[task_ids]),
         "dag_run": SimpleNamespace(partition_key=None, run_id="r"),
     }
@@ -69,9 +72,10 @@ def rendered(dag: Any, task_id: str, version: str | None, reports: dict[str, Any
 def test_uris_go_from_task_to_task() -> None:
     dag = load_dags().dags["release_both"]
     reports = {"curate": {"curation": "gs://b/c.json.gz"}, "assemble": {"manifest": "gs://b/manifest.json"}}
-    assert rendered(dag, "curate", None, reports) == {"dataset": "both", "version": ""}
+    curate = {"dataset": "both", "version": "", "build": "r", "without": ""}
+    assert rendered(dag, "curate", None, reports) == curate
     assert rendered(dag, "assemble", "v2", reports) == {
-        "dataset": "both",
+        **curate,
         "version": "v2",
         "curation": "gs://b/c.json.gz",
     }
@@ -88,6 +92,10 @@ def test_what_is_rendered_are_settings_that_the_stages_take() -> None:
         settings = resolve_settings(task, rendered(dag, task, "v2", reports), "test")
         assert settings["dataset"]["name"] == "both"
         assert [source["name"] for source in settings["sources"]] == ["daily", "hand"]
+    settings = resolve_settings("curate", rendered(dag, "curate", "", reports, "text, nsfw"), "test")
+    assert settings["without"] == ["nsfw", "text"]
+    with pytest.raises(InputError, match="'optout' cannot be left out"):
+        resolve_settings("curate", rendered(dag, "curate", "", reports, "optout"), "test")
 
 
 def test_a_broken_dataset_takes_only_its_own_dag_away(include: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from demo.source import CAPTIONS, COLUMNS, KEPT, Expected, Truth, load_truth, make_source
-from smalti.curation.dedup import Copy, find_duplicates
 from smalti.images.buckets import bucket_of
 from smalti.images.decode import DecodeError, decode
 from smalti.images.fingerprint import Fingerprint, fingerprint
 from smalti.reasons import DropReason
+from tests.curation.pairwise import Copy, find_duplicates
 
 Pictures = dict[str, tuple[Expected, Fingerprint, tuple[int, int]]]
 

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from smalti.images.decode import decode
-from smalti.images.fingerprint import Fingerprint, colours_agree, fingerprint, hamming, same_picture
+from smalti.images.fingerprint import (
+    Fingerprint,
+    colours_agree,
+    colours_agree_pairs,
+    fingerprint,
+    hamming,
+    same_picture,
+)
 from tests.images import drawn
 
 Photos = dict[str, Image.Image]
@@ -76,7 +83,7 @@ def test_one_recoloured_thing_makes_another_picture(photos: Photos) -> None:
         variant.paste(colour, thing)
         variants.append(fingerprint(variant))
     assert variants[0].phash == variants[1].phash
-    assert not same_picture(*variants)
+    assert not same_picture(variants[0], variants[1])
 
 
 FLAT = {
@@ -132,6 +139,29 @@ def test_the_rule_needs_hash_and_colour_and_content() -> None:
     assert not same_picture(one, Fingerprint(0xF0F0, bytes(192), flat=False, unstable=0))
 
 
+def test_a_distance_forgives_bits_and_nothing_else() -> None:
+    colour = bytes(range(192))
+    one = Fingerprint(0xF0F0, colour, flat=False, unstable=0)
+    two_bits = Fingerprint(0xF0F3, colour, flat=False, unstable=0)
+    assert [same_picture(one, two_bits, distance=d) for d in range(4)] == [False, False, True, True]
+    assert not same_picture(one, Fingerprint(0xF0F3, colour, flat=True, unstable=0), distance=2)
+    assert not same_picture(one, Fingerprint(0xF0F3, bytes(192), flat=False, unstable=0), distance=2)
+
+
+def test_many_pairs_of_thumbnails_are_judged_like_each() -> None:
+    rng = np.random.default_rng(7)
+    a = rng.integers(0, 256, (9000, 192)).astype(np.uint8)
+    shift = rng.integers(-13, 14, (9000, 192)) * (rng.random((9000, 1)) < 0.5) + rng.integers(-3, 4, (9000, 192))
+    shift *= rng.random((9000, 192)) < rng.random((9000, 1))
+    b = np.clip(a + shift, 0, 255).astype(np.uint8)
+    apart = np.abs(a.astype(int) - b)
+    expected = (apart.mean(1) <= 3) & (apart.max(1) <= 12)
+    assert 1000 < expected.sum() < 8000
+    assert (colours_agree_pairs(a, b) == expected).all()
+    assert all(colours_agree(a[i].tobytes(), b[i].tobytes()) == expected[i] for i in range(0, 9000, 90))
+    assert colours_agree_pairs(a[:0], b[:0]).shape == (0,)
+
+
 def test_unstable_bits_are_counted(prints: dict[str, Fingerprint]) -> None:
     assert fingerprint(FLAT["white"]).unstable == 63  # all but the mean
     assert max(found.unstable for found in prints.values()) < 20
@@ -173,3 +203,5 @@ def test_what_is_no_fingerprint_is_refused() -> None:
         fingerprint(Image.new("L", (600, 600)))
     with pytest.raises(ValueError, match="192 bytes"):
         colours_agree(bytes(192), bytes(64))
+    with pytest.raises(ValueError, match="thumbnails come as"):
+        colours_agree_pairs(np.zeros((3, 192), np.uint8), np.zeros((2, 192), np.uint8))

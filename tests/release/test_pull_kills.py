@@ -69,7 +69,9 @@ def test_a_pull_that_is_killed_goes_on_and_the_next_version_brings_only_what_is_
     killed = sum(killed_after(first.uri, folder, random.randint(1, 180 // kills)) for _ in range(kills))
     report = pulled(first.uri, folder)
 
-    print(f"{killed} of {kills} pulls were killed; the last one fetched {report['fetched']} of {report['shards']} shards")
+    print(
+        f"{killed} of {kills} pulls were killed; the last one fetched {report['fetched']} of {report['shards']} shards"
+    )
     assert killed == kills
     assert report["fetched"] < report["shards"]
     check_every_byte(first, lake, folder)

@@ -1,101 +1,109 @@
 """The curate stage: which samples of the parts a release leaves out, each with its reasons.
 
 A sample may have several reasons; it is counted under the first in the order of `SkipReason`. Copies are looked for last, among
-the samples that nothing else leaves out, over all sources, tiers and ratios.
+the samples that nothing else leaves out, over all sources, tiers and ratios; and anew for each set of reasons that a training
+run may lift.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
+import numpy as np
+
+from smalti import objects
 from smalti.accounting import Accounted
-from smalti.config import Band, Drops
-from smalti.curation.dedup import ASPECT_TOLERANCE, Copy, find_duplicates, spread
-from smalti.curation.load import load_denylists, load_samples, parts_of
-from smalti.curation.record import CuratedPart, Curation, ShardDecisions, write_curation
-from smalti.images.fingerprint import Fingerprint
+from smalti.config import Band, Dataset, Drops
+from smalti.curation import quarantine
+from smalti.curation.copies import ASPECT_TOLERANCE
+from smalti.curation.decide import Decisions, decide
+from smalti.curation.inputs import ablated, read_inputs, settle_inputs
+from smalti.curation.load import PartReader, load_decided, load_denylists
+from smalti.curation.record import CuratedPart, Curation, rows_digest, write_curation
+from smalti.curation.rows import clusters_of, eligible_rows, first_reasons, kept_without, places_of, rows_of
+from smalti.curation.scan import LABELS
+from smalti.errors import InputError
 from smalti.lake import Lake
-from smalti.reasons import Label, SkipReason
+from smalti.reasons import SkipReason
+from smalti.release.collect import Shown
+from smalti.release.optouts import read_snapshot
 from smalti.settings import ReleaseRun
+from smalti.shards.part import Part
 
 log = logging.getLogger("smalti")
-
-_PRECEDENCE = {reason: rank for rank, reason in enumerate(SkipReason)}
-_LABELS = {Label.NSFW: SkipReason.NSFW, Label.TEXT: SkipReason.TEXT}
 
 
 class CurateReport(Accounted):
     """Attributes:
     curation: URI of what was decided.
     parts: how many parts were looked at.
+    quarantine: URI of the page with the clusters that are too large; empty if there is none.
     """
 
     curation: str
     parts: int
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """By the sample's place in the table that was decided on.
-
-    Attributes:
-        reasons: every reason that a sample is left out for, in their order of precedence.
-        duplicate_of, spread_from: id of the copy that is kept, or whose label applies.
-    """
-
-    reasons: dict[int, list[SkipReason]]
-    duplicate_of: dict[int, str] = field(default_factory=dict)
-    spread_from: dict[int, str] = field(default_factory=dict)
+    quarantine: str = ""
 
 
 def curate(lake: Lake, run: ReleaseRun) -> CurateReport:
-    """Decide, and store what was decided. The same parts and settings give the same object.
+    """Decide, and store what was decided. The same parts, lists, opt-outs and settings give the same objects.
 
     Raises:
-        InputError: no source has a part, a denylist cannot be read, or a setting makes no sense.
+        InputError: no source has a part, a list cannot be read, or a setting makes no sense.
     """
     started = time.monotonic()
-    dataset = run.dataset
-    reasons = declared_reasons(dataset.drops)
-    priorities = {source.name: source.priority for source in run.sources}
+    inputs = settle_inputs(lake, run)
+    dataset = run.dataset if inputs.base is None else ablated(lake, run.dataset.name, inputs.base)
+    declared = declared_reasons(dataset.drops)
+    check_sets(dataset, declared, run.without)
     names = [source.name for source in dataset.sources]
-    parts, missing = parts_of(lake, names)
-    frame = load_samples(lake, parts)
-    log.info("curate: %d samples of %d parts", frame.height, len(parts))
+    priorities = {source.name: source.priority for source in run.sources}
+    parts = read_inputs(lake, inputs)
+    reader = PartReader(lake, tuple(parts))
     denied, denylists = load_denylists(dataset.drops.denylist, dataset.name)
-    decisions = decide(frame, dataset.drops, denied, priorities)
-    skipped = Counter(reasons[0] for reasons in decisions.reasons.values())
-    warnings = [f"source {name} has no part and is missing from the release" for name in missing]
-    warnings += outside_bands(frame.height, skipped, dataset.expected)
-    warnings += _unmatched(frame, denied)
+    people, decision_files = load_decided(dataset.drops.duplicates.decided, dataset.name)
+    log.info("curate: %d samples of %d parts", sum(reader.sizes), len(parts))
+    decisions = decide(
+        reader,
+        dataset.drops,
+        denied=denied,
+        priorities=priorities,
+        optouts=read_snapshot(lake, inputs.optouts).shards,
+        reason_sets=dataset.reason_sets,
+        lifted=run.without,
+        decided=people,
+    )
+    skipped = first_reasons(decisions.reasons)
+    samples = sum(part.samples for part in parts)
+    warnings = [f"source {name} has no part and is missing from the release" for name in inputs.missing]
+    warnings += outside_bands(samples, skipped, dataset.expected)
+    warnings += _unmatched(denied - decisions.scanned.denied) + _unknown(sorted(set(people) - {*decisions.found.names}))
+    applied = tuple(each for each in declared if each not in run.without or each == SkipReason.DUPLICATE)
+    rows = rows_of(reader, decisions, applied)  # an id in two parts is a duplicate of itself, whatever is lifted
     curation = Curation(
         dataset=dataset.name,
-        parts=tuple(
-            CuratedPart(
-                source=part.source,
-                name=part.name,
-                digest=part.digest,
-                samples=part.samples,
-                samples_sha256=part.samples_sha256,
-            )
-            for part in parts
-        ),
+        parts=tuple(_curated(part) for part in parts),
         settings={
             "drops": dataset.drops.model_dump(mode="json"),
             "priorities": {name: priorities.get(name, 0) for name in names},
             "aspect_tolerance": ASPECT_TOLERANCE,
         },
         denylists=denylists,
-        reasons=reasons,
-        shards=_by_shard(frame, decisions),
-        samples=sum(part.samples for part in parts),
-        kept=frame.height - len(decisions.reasons),
-        skipped={reason: skipped[reason] for reason in SkipReason if skipped[reason]},
+        decisions=decision_files,
+        optouts=inputs.optouts,
+        reasons=applied,
+        reason_sets=dataset.reason_sets,
+        without=run.without,
+        base=inputs.base,
+        clusters=clusters_of(decisions, people),
+        rows=rows.num_rows,
+        rows_sha256=rows_digest(rows),
+        samples=samples,
+        kept=int(np.count_nonzero(decisions.reasons == 0)),
+        skipped=skipped,
+        kept_without=kept_without(decisions),
         warnings=tuple(warnings),
     )
     report = CurateReport(
@@ -106,78 +114,12 @@ def curate(lake: Lake, run: ReleaseRun) -> CurateReport:
         warnings=curation.warnings,
         curation=lake.curation(dataset.name, curation.digest()),
         parts=len(parts),
+        quarantine=lake.quarantine_page(dataset.name, curation.digest()) if curation.clusters else "",
     )  # before anything is written: what does not balance is never stored
-    write_curation(lake, curation)
+    if report.quarantine:
+        objects.create_bytes(report.quarantine, _page(lake, reader, curation, decisions).encode())
+    write_curation(lake, curation, rows)
     return report.model_copy(update={"seconds": time.monotonic() - started})
-
-
-def decide(frame: Any, drops: Drops, denied: frozenset[str], priorities: Mapping[str, int]) -> Decisions:
-    """Every reason of every sample that is left out.
-
-    Args:
-        frame: polars, columns of samples.parquet and `order` (a later part of a source has a larger one).
-        denied: sample ids.
-        priorities: source -> priority among copies of one resolution.
-    """
-    import polars as pl
-
-    reasons: dict[int, set[SkipReason]] = {}
-
-    def leave_out(rows: Sequence[int], reason: SkipReason) -> None:
-        for row in rows:
-            reasons.setdefault(row, set()).add(reason)
-
-    frame = mark_current(frame.with_row_index("row"), drops)
-    rules = {
-        SkipReason.SUPERSEDED: ~pl.col("current") & (pl.col("accepted") | ~pl.col("newest")),
-        SkipReason.DENYLIST: pl.col("id").is_in(sorted(denied)),
-        SkipReason.CAPTION_FAILED: ~pl.col("caption_ok"),
-        SkipReason.LABEL_FAILED: pl.col("caption_ok") & pl.col("label").is_null(),
-        SkipReason.RESOLUTION: pl.col("tier") < drops.min_tier,
-    }
-    if drops.licences is not None:
-        rules[SkipReason.LICENCE] = ~pl.col("licence").is_in(list(drops.licences)).fill_null(False)
-    if drops.captioners is not None:
-        rules[SkipReason.CAPTIONER] = ~pl.col("accepted")
-    for label in drops.labels:
-        rules[_LABELS[label]] = (pl.col("label") == str(label)).fill_null(False)
-    marked = frame.with_columns(**{str(reason): rule for reason, rule in rules.items()})
-    for reason in rules:
-        leave_out(marked.filter(pl.col(str(reason)))["row"].to_list(), reason)
-
-    live = marked.filter(pl.col("current"))
-    rows = dict(zip(live["id"].to_list(), live["row"].to_list(), strict=True))
-    spread_from: dict[int, str] = {}
-    if Label.NSFW in drops.labels:
-        labelled = live.filter(pl.col(str(SkipReason.NSFW)))["id"].to_list()
-        reached = spread(_suspects(live, priorities), labelled) if labelled else {}
-        spread_from = {rows[sample]: origin for sample, origin in reached.items() if sample != origin}
-        leave_out(list(spread_from), SkipReason.NSFW)
-
-    rest = live.filter(~pl.col("row").is_in(list(reasons)))
-    duplicate_of = {rows[a]: b for a, b in find_duplicates(_suspects(rest, priorities)).items()}
-    leave_out(list(duplicate_of), SkipReason.DUPLICATE)
-    ordered = {row: sorted(found, key=_PRECEDENCE.__getitem__) for row, found in reasons.items()}
-    return Decisions(ordered, duplicate_of, spread_from)
-
-
-def mark_current(frame: Any, drops: Drops) -> Any:
-    """Which sample of an id may be served: of the newest picture, by a captioner that is accepted, in the newest part.
-
-    So a picture that two captioners described, each in a part of its own, is served with the words of the one that the dataset
-    names; and a picture that the source has replaced is not, whoever described it.
-
-    Adds `accepted` (the captioner is), `newest` (the picture is), `current` (one sample an id).
-    """
-    import polars as pl
-
-    named = pl.lit(True) if drops.captioners is None else pl.col("captioner").is_in(list(drops.captioners))
-    frame = frame.with_columns(
-        accepted=named, newest=pl.col("sha256") == pl.col("sha256").sort_by("order").last().over("id")
-    )
-    better = pl.col("newest").cast(pl.Int64) + (pl.col("newest") & pl.col("accepted")).cast(pl.Int64)
-    rank = better * (pl.col("order").max() + 1) + pl.col("order")
-    return frame.with_columns(rank=rank).with_columns(current=pl.col("rank") == pl.col("rank").max().over("id"))
 
 
 def declared_reasons(drops: Drops) -> tuple[SkipReason, ...]:
@@ -189,23 +131,38 @@ def declared_reasons(drops: Drops) -> tuple[SkipReason, ...]:
         SkipReason.CAPTION_FAILED,
         SkipReason.LABEL_FAILED,
         SkipReason.DUPLICATE,
+        SkipReason.QUARANTINE,
     }
-    chosen = {_LABELS[label] for label in drops.labels}
+    chosen = {LABELS[label] for label in drops.labels}
     if drops.licences is not None:
         chosen.add(SkipReason.LICENCE)
     if drops.captioners is not None:
         chosen.add(SkipReason.CAPTIONER)
+    if drops.classifiers is not None:
+        chosen.add(SkipReason.CLASSIFIER)
     if drops.min_tier > 512:
         chosen.add(SkipReason.RESOLUTION)
     return tuple(reason for reason in SkipReason if reason in always | chosen)
 
 
-def _unmatched(frame: Any, denied: frozenset[str]) -> list[str]:
-    """One line if a denylist names what no part has: most often a slip of the pen, and then the picture is served."""
-    unknown = sorted(denied - set(frame.filter(frame["id"].is_in(list(denied)))["id"]))
-    if not unknown:
-        return []
-    return [f"denylist: {len(unknown)} ids are of no sample in these parts, the first is {unknown[0]!r}"]
+def check_sets(dataset: Dataset, declared: Sequence[SkipReason], without: Sequence[SkipReason] = ()) -> None:
+    """Raises InputError for a reason set, or an ablation, that could lift nothing."""
+    if odd := sorted(set(without) - set(declared)):
+        raise InputError(
+            f"an ablation without {', '.join(odd)}, which the dataset never skips for, changes nothing",
+            f"dataset {dataset.name}",
+            f"Use some of: {', '.join(declared)}",
+        )
+    for each in dataset.reason_sets:
+        odd = sorted(set(each) - set(declared))
+        if odd:
+            raise InputError(
+                f"reason_sets lifts {', '.join(odd)}, which the dataset never skips for",
+                f"dataset {dataset.name}",
+                f"Use some of: {', '.join(declared)}",
+            )
+    if len(dataset.reason_sets) > 32:
+        raise InputError(f"{len(dataset.reason_sets)} reason sets", f"dataset {dataset.name}", "Declare at most 32")
 
 
 def outside_bands(samples: int, skipped: Mapping[SkipReason, int], expected: Mapping[SkipReason, Band]) -> list[str]:
@@ -221,49 +178,28 @@ def outside_bands(samples: int, skipped: Mapping[SkipReason, int], expected: Map
     return warnings
 
 
-def _suspects(frame: Any, priorities: Mapping[str, int]) -> list[Copy]:
-    """The samples that share their bytes or the hash of their picture with another one."""
-    import polars as pl
-
-    hashed = (pl.col("phash").count().over("phash") > 1) & ~pl.col("flat")
-    twice = pl.col("sha256").count().over("sha256") > 1
-    columns = ("id", "source", "sha256", "width", "height", "phash", "colour", "flat", "unstable")
-    return [
-        Copy(
-            id=row["id"],
-            sha256=row["sha256"],
-            fingerprint=None
-            if row["phash"] is None
-            else Fingerprint(row["phash"], row["colour"], row["flat"], row["unstable"]),
-            width=row["width"],
-            height=row["height"],
-            priority=priorities.get(row["source"], 0),
-        )
-        for row in frame.filter(twice | hashed.fill_null(False)).select(columns).iter_rows(named=True)
-    ]
+def _curated(part: Part) -> CuratedPart:
+    return CuratedPart(**part.model_dump(include=set(CuratedPart.model_fields)))
 
 
-def _by_shard(frame: Any, decisions: Decisions) -> dict[str, ShardDecisions]:
-    """The decisions as the record keeps them."""
-    import polars as pl
+def _unmatched(unknown: frozenset[str]) -> list[str]:
+    """One line if a denylist names what no part has: most often a slip of the pen, and then the picture is served."""
+    if not unknown:
+        return []
+    return [f"denylist: {len(unknown)} ids are of no sample in these parts, the first is {min(unknown)!r}"]
 
-    sizes = dict(frame.group_by("shard").agg(pl.len()).iter_rows())
-    shards, indices = frame["shard"].to_list(), frame["index"].to_list()
-    skip: dict[str, dict[SkipReason, list[int]]] = {}
-    for row, reasons in decisions.reasons.items():
-        for reason in reasons:
-            skip.setdefault(shards[row], {}).setdefault(reason, []).append(indices[row])
-    twins: dict[str, dict[str, str]] = {}
-    origins: dict[str, dict[str, str]] = {}
-    for said, into in ((decisions.duplicate_of, twins), (decisions.spread_from, origins)):
-        for row, other in said.items():
-            into.setdefault(shards[row], {})[str(indices[row])] = other
-    return {
-        name: ShardDecisions(
-            samples=sizes[name],
-            skip={reason: tuple(sorted(found)) for reason, found in reasons.items()},
-            duplicate_of=twins.get(name, {}),
-            spread_from=origins.get(name, {}),
-        )
-        for name, reasons in skip.items()
-    }
+
+def _unknown(clusters: Sequence[str]) -> list[str]:
+    """One line if a decision is about a cluster that is not there any more, or is not too large."""
+    if not clusters:
+        return []
+    return [f"decided: {len(clusters)} clusters are not among those above the limit, the first is {clusters[0]!r}"]
+
+
+def _page(lake: Lake, reader: PartReader, curation: Curation, decisions: Decisions) -> str:
+    members = {}
+    for cluster in curation.clusters[: quarantine.SHOWN]:
+        rows = eligible_rows(decisions, cluster.name, quarantine.MEMBERS)
+        members[cluster.name] = [Shown("", *each) for each in places_of(reader, rows)]
+    limit = decisions.found.limit
+    return quarantine.render(lake, curation.dataset, limit, curation.clusters, members)

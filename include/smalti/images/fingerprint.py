@@ -42,6 +42,13 @@ COLOUR_MEAN, COLOUR_MAX = 3.0, 12.0
 third size); different photographs 5.1 on average and more. The maximum is what sees a small thing that was recoloured."""
 
 
+RECOMMENDED_DISTANCE = 2
+"""Bits in which the hashes of copies may differ where a caller allows any; see docs/explanation/duplicates.md."""
+
+
+Thumbnails = npt.NDArray[np.uint8]
+
+
 @dataclass(frozen=True)
 class Fingerprint:
     """What a picture is recognised by.
@@ -87,13 +94,13 @@ def fingerprint(image: Image.Image) -> Fingerprint:
     return Fingerprint(phash, colour, flat, unstable)
 
 
-def same_picture(a: Recognisable, b: Recognisable) -> bool:
-    """Whether two pictures are copies of one another: the whole rule, at distance 0, and its only place.
+def same_picture(a: Recognisable, b: Recognisable, distance: int = 0) -> bool:
+    """Whether two pictures are copies of one another: the whole rule, and its only place.
 
-    Equal hash, agreeing colours, neither flat. That the aspect ratios agree is the caller's part; and flat pictures are
-    merged by nothing but an equal sha256, which is the caller's as well.
+    Hashes that differ in at most `distance` bits, agreeing colours, neither flat. That the aspect ratios agree is the caller's
+    part; and flat pictures are merged by nothing but an equal sha256, which is the caller's as well.
     """
-    return a.phash == b.phash and not (a.flat or b.flat) and colours_agree(a.colour, b.colour)
+    return hamming(a.phash, b.phash) <= distance and not (a.flat or b.flat) and colours_agree(a.colour, b.colour)
 
 
 def hamming(a: int, b: int) -> int:
@@ -109,9 +116,26 @@ def colours_agree(a: bytes, b: bytes) -> bool:
     """
     if len(a) != THUMB * THUMB * 3 or len(b) != THUMB * THUMB * 3:
         raise ValueError(f"thumbnails have {THUMB * THUMB * 3} bytes, not {len(a)} and {len(b)}")
-    apart = np.abs(np.frombuffer(a, np.uint8).astype(np.int16) - np.frombuffer(b, np.uint8))
-    return float(apart.mean()) <= COLOUR_MEAN and int(apart.max()) <= COLOUR_MAX
+    return bool(colours_agree_pairs(np.frombuffer(a, np.uint8)[None], np.frombuffer(b, np.uint8)[None])[0])
 
+
+def colours_agree_pairs(a: Thumbnails, b: Thumbnails) -> npt.NDArray[np.bool_]:
+    """`colours_agree` of many pairs of thumbnails: uint8 (n, 192) twice -> bool (n,).
+
+    Raises:
+        ValueError: not of one shape (n, 192).
+    """
+    if a.shape != b.shape or a.ndim != 2 or a.shape[1] != THUMB * THUMB * 3:
+        raise ValueError(f"thumbnails come as two arrays (n, {THUMB * THUMB * 3}), not {a.shape} and {b.shape}")
+    agree = np.empty(len(a), np.bool_)
+    for start in range(0, len(a), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        apart = np.maximum(a[rows], b[rows]) - np.minimum(a[rows], b[rows])  # in uint8, no level is lost
+        agree[rows] = (apart.max(1) <= COLOUR_MAX) & (apart.sum(1, dtype=np.uint32) <= COLOUR_MEAN * apart.shape[1])
+    return agree
+
+
+_BLOCK = 4096  # pairs compared at a time: 3 MB of temporaries, whatever n is
 
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as JPEG
 

@@ -23,6 +23,8 @@ from pydantic import Field
 import smalti
 from smalti import objects
 from smalti.accounting import Accounted
+from smalti.config import Dataset
+from smalti.curation.inputs import ablated
 from smalti.curation.record import Curation, create_named, read_curation
 from smalti.errors import ConflictError, InputError
 from smalti.lake import BESIDE_VERSIONS, PARTS_FROM_RELEASE, Lake
@@ -100,7 +102,10 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
         raise InputError(
             f"the curation is of dataset {curation.dataset}", run.curation, f"Run curate for {run.dataset.name}"
         )
-    groups = {source.name: source.group for source in run.dataset.sources}
+    dataset = run.dataset
+    if curation.base:
+        dataset = ablated(lake, dataset.name, curation.base)
+    groups = {source.name: source.group for source in dataset.sources}
     unknown = sorted({part.source for part in curation.parts} - set(groups))
     if unknown:
         raise InputError(
@@ -109,7 +114,7 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
     parts = read_parts(lake, curation)
     streams = streams_of(lake, curation, parts, groups)
     counted = tally(lake, curation, parts, groups)
-    manifest = _manifest(lake, run, curation, parts, streams, counted).with_digest()
+    manifest = _manifest(lake, dataset, curation, parts, streams, counted).with_digest()
     manifest.check_balance()
     if manifest.accounting.kept == 0:
         raise InputError(
@@ -117,11 +122,14 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
             run.curation,
             f"Loosen `drops` of dataset {run.dataset.name}, or add sources",
         )
-    claim = claim_version(lake, run.dataset.name, manifest.digest, run.version)
+    wanted = run.version
+    if curation.base and not wanted:
+        wanted = "-".join((curation.base, "without", *curation.without))
+    claim = claim_version(lake, run.dataset.name, manifest.digest, wanted, curation.base)
     uri = lake.manifest(run.dataset.name, claim.version)
     warnings = list(manifest.warnings)
-    if run.version and run.version != claim.version:
-        warnings.append(f"{claim.version} has this content already; {run.version} was not made")
+    if wanted and wanted != claim.version:
+        warnings.append(f"{claim.version} has this content already; {wanted} was not made")
     manifest = manifest.model_copy(update={"version": claim.version, "parent": claim.parent})
     parent = read_manifest(lake.manifest(manifest.dataset, claim.parent)) if claim.parent else None
     if not objects.exists(uri):
@@ -154,9 +162,12 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
     )
 
 
-def claim_version(lake: Lake, dataset: str, digest: str, wanted: str | None) -> Claim:
+def claim_version(lake: Lake, dataset: str, digest: str, wanted: str | None, base: str | None = None) -> Claim:
     """The version of this content: one that is committed or claimed, or else a new claim.
 
+    Args:
+        wanted: its name; empty: the next number.
+        base: its parent; empty: the version that is served.
     Raises:
         InputError: the wanted version holds or is promised to other content, or cannot be a version's name.
     """
@@ -177,7 +188,7 @@ def claim_version(lake: Lake, dataset: str, digest: str, wanted: str | None) -> 
             )
         version = wanted or f"v{1 + max((_number(name) for name in taken), default=0)}"
         latest = read_latest(lake, dataset)
-        claim = Claim(version, digest, latest.version if latest else None)
+        claim = Claim(version, digest, base or (latest.version if latest else None))
         if objects.create_bytes(
             lake.claim(dataset, version), canonical_json({"digest": digest, "parent": claim.parent})
         ):
@@ -207,16 +218,16 @@ def _number(version: str) -> int:
 
 
 def _manifest(
-    lake: Lake, run: ReleaseRun, curation: Curation, parts: Sequence[Part], streams: Sequence[Stream], counted: Tally
+    lake: Lake, dataset: Dataset, curation: Curation, parts: Sequence[Part], streams: Sequence[Stream], counted: Tally
 ) -> Manifest:
     """Everything but the version, its parent and the digest."""
-    dataset = run.dataset
     skipped = {reason: sum(each[reason] for each in counted.skipped.values()) for reason in curation.reasons}
     groups = {source.name: source.group for source in dataset.sources if any(p.source == source.name for p in parts)}
     present = {stream.entry.group for stream in streams}
     return Manifest(
         dataset=dataset.name,
         version="v0",
+        without=curation.without,
         digest="0" * 64,
         publish=dataset.publish,
         parts=PARTS_FROM_RELEASE,
@@ -226,6 +237,7 @@ def _manifest(
         sources=source_entries(parts, counted, groups),
         engines=engines_of(parts),
         reasons=curation.reasons,
+        reason_sets=((), *curation.reason_sets),
         settings=dataset.model_dump(mode="json"),
         accounting=Accounting(
             samples=sum(counted.samples.values()),
@@ -234,6 +246,7 @@ def _manifest(
             upstream=upstream_of(lake, parts),
         ),
         licences=dict(sorted(counted.licences.items())),
+        optouts=curation.optouts,
         warnings=curation.warnings,
         provenance=Provenance(
             created=datetime.now(UTC).isoformat(timespec="seconds"),

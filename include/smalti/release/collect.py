@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,10 +15,10 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from smalti import objects
-from smalti.curation.record import Curation, ShardDecisions
+from smalti.curation.record import Curation, check_rows, explain_at, read_rows
 from smalti.errors import CorruptError
 from smalti.lake import Lake, stream_index
-from smalti.reasons import SkipReason
+from smalti.reasons import DEDUP_REASONS, SkipReason, set_name
 from smalti.release.manifest import Count, PartEntry, SourceEntry, StreamEntry, encode_stream_index, rebase
 from smalti.release.skips import SkipFile, sha256
 from smalti.shards.part import Part, read_part, read_samples_bytes
@@ -104,28 +104,32 @@ def streams_of(lake: Lake, curation: Curation, parts: Sequence[Part], groups: Ma
             folder = f"{part.source}/{part.name}/{bucket.tier}/{bucket.ar}"
             entries[key] += [rebase(entry, folder) for entry in json.loads(data)["shards"]]
             shapes[key] = (bucket.width, bucket.height)
-    return [_stream(key, shapes[key], entries[key], curation) for key in sorted(entries)]
+    return [_stream(lake, key, shapes[key], entries[key], curation) for key in sorted(entries)]
 
 
 def _stream(
-    key: tuple[str, int, str], shape: tuple[int, int], entries: list[dict[str, Any]], curation: Curation
+    lake: Lake, key: tuple[str, int, str], shape: tuple[int, int], entries: list[dict[str, Any]], curation: Curation
 ) -> Stream:
     group, tier, ar = key
     index = encode_stream_index(entries)
-    names = [entry["raw_data"]["basename"] for entry in entries]
-    decided = {name: curation.shards[name] for name in names if name in curation.shards}
-    skips = SkipFile.of({name: (each.samples, each.skip) for name, each in decided.items()})
+    samples = {entry["raw_data"]["basename"]: int(entry["samples"]) for entry in entries}
+    rows = _rows_of_stream(lake, curation, tier, ar, samples)
+    skips = _skip_file(rows, curation, samples)
     skipped = skips.counts()
-    samples = sum(entry["samples"] for entry in entries)
+    total = sum(samples.values())
     entry = StreamEntry(
         group=group,
         tier=tier,
         ar=ar,
         width=shape[0],
         height=shape[1],
-        samples=samples,
-        kept=samples - sum(skipped.values()),
+        samples=total,
+        kept=total - sum(skipped.values()),
         skipped=skipped,
+        kept_without={
+            set_name(each): total - int(_left_out(rows, curation, place).sum())
+            for place, each in enumerate(curation.reason_sets)
+        },
         bytes=sum(entry["raw_data"]["bytes"] for entry in entries),
         index=stream_index(group, tier, ar),
         index_sha256=sha256(index),
@@ -134,14 +138,66 @@ def _stream(
     return Stream(entry, index, skips)
 
 
+def _rows_of_stream(lake: Lake, curation: Curation, tier: int, ar: str, samples: Mapping[str, int]) -> Any:
+    """What a stream leaves out: polars, shard, index, reasons and decided.
+
+    Raises:
+        CorruptError: a sample is outside its shard.
+    """
+    import polars as pl
+
+    columns = ["tier", "ar", "shard", "index", "reasons", "decided"]
+    table = read_rows(lake, curation, columns, filters=[("tier", "==", tier), ("ar", "==", ar)])
+    frame = pl.from_arrow(table).select(columns[2:])
+    sizes = pl.DataFrame(
+        {"shard": list(samples), "samples": list(samples.values())}, schema_overrides={"shard": pl.String}
+    )
+    frame = frame.join(sizes, on="shard", maintain_order="left")
+    wrong = frame.filter((pl.col("index") < 0) | (pl.col("index") >= pl.col("samples")))
+    if wrong.height:
+        raise CorruptError(
+            f"curation saw sample {wrong['index'][0]} in {wrong['shard'][0]}, which has {wrong['samples'][0]}",
+            curation.dataset,
+            "Curate again",
+        )
+    return frame
+
+
+def _skip_file(rows: Any, curation: Curation, samples: Mapping[str, int]) -> SkipFile:
+    import polars as pl
+
+    skip: dict[str, dict[SkipReason, list[int]]] = defaultdict(dict)
+    decided: dict[str, dict[str, list[int]]] = defaultdict(dict)
+    bits: list[tuple[Any, str, int, Any]] = [
+        *((skip, "reasons", bit, reason) for bit, reason in enumerate(curation.reasons)),
+        *((decided, "decided", bit, set_name(each)) for bit, each in enumerate(curation.reason_sets)),
+    ]
+    for into, column, bit, key in bits:
+        of_bit = rows.filter(pl.col(column) & (1 << bit) > 0)
+        for shard, indices in of_bit.group_by("shard", maintain_order=True).agg("index").iter_rows():
+            into[shard][key] = indices
+    shards = {name: (samples[name], skip.get(name, {})) for name in samples if name in skip or name in decided}
+    return SkipFile.of(shards, decided)
+
+
+def _left_out(rows: Any, curation: Curation, place: int) -> npt.NDArray[np.bool_]:
+    """Of these rows those that are not served if a set is lifted."""
+    gone = {*curation.reason_sets[place], *DEDUP_REASONS}
+    others = sum(1 << bit for bit, reason in enumerate(curation.reasons) if reason not in gone)
+    reasons, decided = rows["reasons"].to_numpy(), rows["decided"].to_numpy()
+    return np.asarray((reasons & np.uint32(others) > 0) | (decided >> np.uint32(place) & np.uint32(1) > 0))
+
+
 def tally(lake: Lake, curation: Curation, parts: Sequence[Part], groups: Mapping[str, str]) -> Tally:
     """Count every sample of every part once, part by part."""
     counted = Tally(
         Counter(), Counter(), defaultdict(Counter), Counter(), Counter(), 0, defaultdict(list), defaultdict(list)
     )
-    for part in parts:
+    check_rows(lake, curation)
+    left_out = _left_out_of_parts(lake, curation)
+    for place, part in enumerate(parts):
         table = decode_samples(read_samples_bytes(lake, part), lake.samples(part.source, part.name))
-        first = _first_reasons(table, curation)
+        first = _first_reasons(table, left_out, place, curation)
         kept = first < 0
         counted.samples[part.source] += table.num_rows
         counted.kept[part.source] += int(kept.sum())
@@ -153,7 +209,8 @@ def tally(lake: Lake, curation: Curation, parts: Sequence[Part], groups: Mapping
         counted.pixels += int(
             pc.sum(pc.multiply(served["width"].cast("int64"), served["height"].cast("int64"))).as_py() or 0
         )
-        _choose(counted, table, first, curation, groups[part.source])
+        _choose(counted, table, first, groups[part.source])
+    _name_twins(lake, curation, counted)
     return counted
 
 
@@ -213,22 +270,41 @@ def shard_starts(table: Any) -> Iterator[tuple[str, int, int]]:
             yield encoded.dictionary[int(codes[start])].as_py(), start, stop - start
 
 
-def _first_reasons(table: Any, curation: Curation) -> npt.NDArray[np.int64]:
-    """For each row the place of its first reason in SkipReason, or -1."""
+def _left_out_of_parts(lake: Lake, curation: Curation) -> Any:
+    """Where what is left out with nothing lifted lies, and its first reason: 14 bytes a sample, and shards by number."""
+    import polars as pl
+
+    table = read_rows(lake, curation, ["part", "shard", "index", "reasons"])
+    frame = pl.from_arrow(table).with_columns(pl.col("shard").cast(pl.Categorical))
+    bits = frame["reasons"].to_numpy()
+    first = np.full(len(bits), -1, np.int8)
+    for bit, reason in reversed(list(enumerate(curation.reasons))):
+        first[bits >> np.uint32(bit) & np.uint32(1) > 0] = _REASONS.index(reason)
+    return frame.with_columns(first=pl.Series(first)).drop("reasons").filter(pl.col("first") >= 0)
+
+
+def _first_reasons(table: Any, left_out: Any, place: int, curation: Curation) -> npt.NDArray[np.int64]:
+    """For each row of a part the place of its first reason in SkipReason, or -1.
+
+    Raises:
+        CorruptError: a sample that was left out is not there.
+    """
+    import polars as pl
+
     first = np.full(table.num_rows, -1, np.int64)
-    for shard, start, count in shard_starts(table):
-        decided = curation.shards.get(shard)
-        if decided is None:
-            continue
-        if decided.samples != count:
-            raise CorruptError(
-                f"curation saw {decided.samples} samples in {shard}, samples.parquet has {count}",
-                curation.dataset,
-                "Curate again",
-            )
-        for place in reversed(range(len(_REASONS))):
-            indices = decided.skip.get(_REASONS[place], ())
-            first[start + np.array(indices, np.int64)] = place
+    of_part = left_out.filter(pl.col("part") == place).with_columns(pl.col("shard").cast(pl.String))
+    starts = pl.DataFrame(
+        list(shard_starts(table)), schema={"shard": pl.String, "start": pl.Int64, "count": pl.Int64}, orient="row"
+    )
+    of_part = of_part.join(starts, on="shard", how="left")
+    wrong = of_part.filter(pl.col("count").is_null() | (pl.col("index") >= pl.col("count")))
+    if wrong.height:
+        raise CorruptError(
+            f"curation saw sample {wrong['index'][0]} in {wrong['shard'][0]}, samples.parquet does not have it",
+            curation.dataset,
+            "Curate again",
+        )
+    first[(of_part["start"] + of_part["index"]).to_numpy()] = of_part["first"].to_numpy()
     return first
 
 
@@ -237,7 +313,7 @@ def _count(into: Counter[str], column: Any) -> None:
         into[each["values"]] += each["counts"]
 
 
-def _choose(counted: Tally, table: Any, first: npt.NDArray[np.int64], curation: Curation, group: str) -> None:
+def _choose(counted: Tally, table: Any, first: npt.NDArray[np.int64], group: str) -> None:
     """Remember a bounded number of samples to show: those of the smallest sha256, which is as good as chance."""
     import polars as pl
 
@@ -246,19 +322,27 @@ def _choose(counted: Tally, table: Any, first: npt.NDArray[np.int64], curation: 
     kept = frame.filter(pl.col("first") < 0).group_by("tier", "ar", maintain_order=True).head(SHOWN_A_BUCKET)
     left_out = frame.filter(pl.col("first") >= 0).group_by("first", maintain_order=True).head(SHOWN_A_REASON)
     for row in kept.iter_rows(named=True):
-        counted.kept_shown[group, row["tier"], row["ar"]].append(_shown(row, curation))
+        counted.kept_shown[group, row["tier"], row["ar"]].append(_shown(row))
     for row in left_out.iter_rows(named=True):
-        counted.skipped_shown[_REASONS[row["first"]]].append(_shown(row, curation))
+        counted.skipped_shown[_REASONS[row["first"]]].append(_shown(row))
     for of_bucket in counted.kept_shown.values():
         of_bucket[:] = sorted(of_bucket)[:SHOWN_A_BUCKET]
     for of_reason in counted.skipped_shown.values():
         of_reason[:] = sorted(of_reason)[:SHOWN_A_REASON]
 
 
-def _shown(row: Mapping[str, Any], curation: Curation) -> Shown:
-    decided = curation.shards.get(row["shard"])
-    return Shown(row["sha256"], row["id"], row["shard"], row["index"], _twin(decided, row["index"]) if decided else "")
+def _shown(row: Mapping[str, Any]) -> Shown:
+    return Shown(row["sha256"], row["id"], row["shard"], row["index"])
 
 
-def _twin(decided: ShardDecisions, index: int) -> str:
-    return decided.duplicate_of.get(str(index)) or decided.spread_from.get(str(index), "")
+def _name_twins(lake: Lake, curation: Curation, counted: Tally) -> None:
+    """Say of which sample those that are shown are copies."""
+    places = [(each.shard, each.index) for of_reason in counted.skipped_shown.values() for each in of_reason]
+    said = explain_at(lake, curation, places)
+    for of_reason in counted.skipped_shown.values():
+        of_reason[:] = [
+            replace(each, twin=why.copy_of or why.spread_from or "")
+            if (why := said.get((each.shard, each.index)))
+            else each
+            for each in of_reason
+        ]

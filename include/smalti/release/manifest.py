@@ -120,7 +120,9 @@ class Manifest(Model):
     schema_version: Literal[1] = 1
     dataset: str = Field(pattern=rf"^{_NAME}$")
     version: str = Field(pattern=rf"^{_NAME}$")
-    parent: str | None = Field(None, description="the version that was LATEST when this one was assembled, or that an ablation differs from")
+    parent: str | None = Field(
+        None, description="the version that was LATEST when this one was assembled, or that an ablation differs from"
+    )
     without: tuple[SkipReason, ...] = Field(
         (), description="of an ablation of the parent: reasons that were not applied; it is never LATEST"
     )

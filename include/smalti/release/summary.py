@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 import io
 from collections.abc import Iterator
 
 from pydantic import Field
 
 from smalti import objects
-from smalti.curation.record import Curation, read_curation
+from smalti.curation.record import Explanation, explain_at, read_curation
+from smalti.errors import InputError, MissingObject
 from smalti.lake import Lake
 from smalti.reasons import SkipReason
 from smalti.release.collect import shard_starts
@@ -73,31 +75,40 @@ def summary(manifest_uri: str, most: int = MOST) -> Summary:
     """
     uri = objects.normalise_uri(manifest_uri)
     manifest = read_manifest(uri)
-    curation = None
-    if manifest.provenance.curation:
-        curation = read_curation(beside(uri, manifest.provenance.curation))
     kept: list[str] = []
-    skipped: dict[SkipReason, list[Skipped]] = {}
+    skipped: dict[SkipReason, list[tuple[str, str, int, tuple[SkipReason, ...]]]] = {}
     for name, shard, index, reasons in samples_of(uri, manifest):
         if not reasons:
             kept.append(name)
         else:
-            skipped.setdefault(reasons[0], []).append(_skipped(name, shard, index, reasons, curation))
+            skipped.setdefault(reasons[0], []).append((name, shard, index, reasons))
+    listed = {reason: heapq.nsmallest(most, skipped[reason]) for reason in SkipReason if reason in skipped}
+    said = _explained(uri, manifest, [(shard, index) for each in listed.values() for _, shard, index, _ in each])
     return Summary(
         dataset=manifest.dataset,
         version=manifest.version,
         digest=manifest.digest,
         samples=manifest.accounting.samples,
         kept=len(kept),
-        kept_ids=tuple(sorted(kept)[:most]),
-        counts={reason: len(skipped[reason]) for reason in SkipReason if reason in skipped},
+        kept_ids=tuple(heapq.nsmallest(most, kept)),
+        counts={reason: len(skipped[reason]) for reason in listed},
         skipped={
-            reason: tuple(sorted(skipped[reason], key=lambda each: each.id)[:most])
-            for reason in SkipReason
-            if reason in skipped
+            reason: tuple(_skipped(name, reasons, said.get((shard, index))) for name, shard, index, reasons in each)
+            for reason, each in listed.items()
         },
         dropped=tuple(dropped_before(lake_of(uri), manifest, most)),
     )
+
+
+def _explained(uri: str, manifest: Manifest, places: list[tuple[str, int]]) -> dict[tuple[str, int], Explanation]:
+    """What the curation says of some samples; nothing if an older smalti made it, or it is not there any more."""
+    if not manifest.provenance.curation or not places:
+        return {}
+    lake = lake_of(uri)
+    try:
+        return explain_at(lake, read_curation(beside(uri, manifest.provenance.curation)), places)
+    except (InputError, MissingObject):
+        return {}
 
 
 def samples_of(uri: str, manifest: Manifest) -> Iterator[tuple[str, str, int, tuple[SkipReason, ...]]]:
@@ -143,13 +154,12 @@ def _parts(lake: Lake, manifest: Manifest) -> Iterator[Part]:
             yield read_part(lake, source.name, part.name)
 
 
-def _skipped(name: str, shard: str, index: int, reasons: tuple[SkipReason, ...], curation: Curation | None) -> Skipped:
-    decided = curation.shards.get(shard) if curation else None
+def _skipped(name: str, reasons: tuple[SkipReason, ...], said: Explanation | None) -> Skipped:
     return Skipped(
         id=name,
         reasons=reasons,
-        duplicate_of=decided.duplicate_of.get(str(index)) if decided else None,
-        spread_from=decided.spread_from.get(str(index)) if decided else None,
+        duplicate_of=said.copy_of if said else None,
+        spread_from=said.spread_from if said else None,
     )
 
 

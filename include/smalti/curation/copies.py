@@ -1,0 +1,104 @@
+"""What is known of samples that may be copies, as columns, and when two of them are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from smalti.curation.near import Ints, Keys, Mask
+from smalti.images.fingerprint import COLOUR_MAX, COLOUR_MEAN, colours_agree_pairs
+
+ASPECT_TOLERANCE = 0.02
+"""Largest relative difference of width/height between copies. Resizing rounds each side to a pixel, which is 0.4 % for the
+smallest pictures that are kept (272x544); the nearest ratios that photographs are cropped to on purpose are 4 % apart (16:9, 1.85:1)."""
+
+THUMBNAIL = 192
+"""Bytes of `colour`."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Columns of n samples.
+
+    Attributes:
+        id: polars Series of texts.
+        priority: int64 (n,), of the source: the higher is kept rather.
+        sha256: uint64 (n, 2), two independent hashes of it, of one process: 128 bits, which two of 1e8 pictures share by chance in
+            one of 1e22 lakes.
+        phash: uint64 (n,).
+        hashed: bool (n,), there is a hash and the picture is not flat: the hash may tell that it is a copy.
+        colour: uint8 (n, 192).
+        width, height: int64 (n,), of the original, px.
+    """
+
+    id: Any
+    priority: Ints
+    sha256: Keys
+    phash: Keys
+    hashed: Mask
+    colour: npt.NDArray[np.uint8]
+    width: Ints
+    height: Ints
+
+    def __len__(self) -> int:
+        return len(self.phash)
+
+    @property
+    def ratio(self) -> npt.NDArray[np.float64]:
+        """log(width / height)."""
+        return np.asarray(np.log(self.width / self.height))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When two samples of a table show the same picture. Symmetric, not transitive.
+
+    Equal sha256, or else: hashes within `distance`, close ratios and agreeing colours, neither flat
+    (`smalti.images.fingerprint.same_picture`).
+    """
+
+    copies: Copies
+    distance: int
+    ratio: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, copies: Copies, distance: int) -> Rule:
+        return cls(copies, distance, copies.ratio)
+
+    def same_bytes(self, a: Ints, b: Ints) -> Mask:
+        """Rows and rows -> bool."""
+        sha256 = self.copies.sha256
+        return np.asarray((sha256[a, 0] == sha256[b, 0]) & (sha256[a, 1] == sha256[b, 1]))
+
+    def is_copy(self, a: Ints, b: Ints) -> Mask:
+        """Rows and rows -> bool."""
+        found = self.same_bytes(a, b)
+        rest = np.flatnonzero(~found)
+        found[rest] = self.look_alike(a[rest], b[rest])
+        return found
+
+    def look_alike(self, a: Ints, b: Ints, scale: int = 1) -> Mask:
+        """Whether two differ by no more than `scale` times what copies may; each of these differences is a metric."""
+        copies = self.copies
+        close = copies.hashed[a] & copies.hashed[b]
+        close &= np.bitwise_count(copies.phash[a] ^ copies.phash[b]) <= scale * self.distance
+        slack = 0.0 if scale == 1 else 1e-9
+        close &= np.abs(self.ratio[a] - self.ratio[b]) <= scale * ASPECT_TOLERANCE + slack
+        rest = np.flatnonzero(close)
+        for start in range(0, len(rest), 1 << 16):  # thumbnails are the wide part: 2 x 12 MiB at a time
+            some = rest[start : start + (1 << 16)]
+            close[some] = _agree(copies.colour[a[some]], copies.colour[b[some]], scale)
+        return np.asarray(close)
+
+
+def _agree(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8], scale: int) -> Mask:
+    if scale == 1:
+        return colours_agree_pairs(a, b)
+    apart = np.maximum(a, b) - np.minimum(a, b)
+    return np.asarray(
+        (apart.max(1, initial=0) <= scale * COLOUR_MAX)
+        & (apart.sum(1, dtype=np.uint32) <= scale * COLOUR_MEAN * THUMBNAIL)
+    )

@@ -1,0 +1,117 @@
+"""Which keys are alike: equal ones, and 64-bit hashes that differ in a few bits. Exact, over whole columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from math import comb
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+
+_FILTER_BITS = 1 << 30
+"""Bits of the filter of `repeated` at most: 128 MiB."""
+
+
+def repeated(keys: Keys, chunk: int = 1 << 22) -> Mask:
+    """Which keys occur more than once: uint64 (n,) -> bool (n,).
+
+    Beside the keys it takes a sorted copy of them. A filter with one bit a hash slot, set for the keys that occur twice, spares
+    nearly all others the binary search.
+    """
+    found = np.zeros(len(keys), np.bool_)
+    ordered = np.sort(keys)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    twice = twice[np.flatnonzero(np.append(True, twice[1:] != twice[:-1]))] if len(twice) else twice
+    del ordered
+    if not len(twice):
+        return found
+    slots = min(_FILTER_BITS, 1 << int(len(twice) * 32).bit_length())
+    shift, filled = np.uint64(64 - (slots.bit_length() - 1)), np.zeros(slots // 8, np.uint8)
+    at = _slot(twice, shift)
+    np.bitwise_or.at(filled, at >> np.uint64(3), (1 << (at & np.uint64(7)).astype(np.uint8)).astype(np.uint8))
+    for start in range(0, len(keys), chunk):
+        part = keys[start : start + chunk]
+        at = _slot(part, shift)
+        maybe = np.flatnonzero(filled[at >> np.uint64(3)] >> (at & np.uint64(7)).astype(np.uint8) & 1)
+        place = np.searchsorted(twice, part[maybe])
+        found[start + maybe] = twice[np.minimum(place, len(twice) - 1)] == part[maybe]
+    return found
+
+
+def _slot(keys: Keys, shift: np.uint64) -> Keys:
+    """Fibonacci hashing (Knuth, TAOCP 3, 6.4): the top bits of a product with 2^64 / golden ratio."""
+    return keys * np.uint64(0x9E3779B97F4A7C15) >> shift
+
+
+def order_of(values: npt.NDArray[Any]) -> Ints:
+    """The places of values in ascending order, equal ones in any order that depends on the values alone."""
+    import polars as pl
+
+    return np.asarray(pl.Series(values).arg_sort().to_numpy(), np.int64)  # on all cores
+
+
+def runs(ordered: npt.NDArray[Any]) -> Ints:
+    """Where each run of equal values of a sorted array begins, and its length at the end: int64 (runs + 1,)."""
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])) if len(ordered) else np.empty(0, np.int64)
+    return np.append(starts, len(ordered)).astype(np.int64)
+
+
+def pairs_in_runs(bounds: Ints) -> Iterator[tuple[Ints, Ints]]:
+    """Every pair of places of one run, the smaller first, in batches of at most one pair a place."""
+    ends = np.repeat(bounds[1:], np.diff(bounds))
+    step = 1
+    at = np.flatnonzero(np.arange(len(ends)) + step < ends)
+    while at.size:
+        yield at, at + step
+        step += 1
+        at = at[at + step < ends[at]]
+
+
+def near_pairs(hashes: Keys, distance: int) -> tuple[Ints, Ints]:
+    """Pairs (i < j) of distinct hashes that differ in at most `distance` bits, each once, sorted.
+
+    Two hashes that differ in d bits agree in at least b - d of b bands (the pigeonhole principle), so all pairs are among
+    those that share the bits of some b - d bands: sort by these bits, compare within equal ones, for every choice of bands.
+    """
+    if distance == 0 or len(hashes) < 2:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    found = [near_within(hashes, mask, distance) for mask in band_masks(distance, len(hashes))]
+    lower, upper = np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
+    once = np.unique(np.stack([lower, upper], 1), axis=0) if len(lower) else np.empty((0, 2), np.int64)
+    return once[:, 0], once[:, 1]
+
+
+def near_within(hashes: Keys, mask: np.uint64, distance: int) -> tuple[Ints, Ints]:
+    """Those pairs that agree in the bits of a mask."""
+    key = hashes & mask
+    order = order_of(key)
+    lower, upper = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    ordered = hashes[order]
+    for i, j in pairs_in_runs(runs(key[order])):
+        close = np.bitwise_count(ordered[i] ^ ordered[j]) <= distance
+        one, other = order[i[close]], order[j[close]]
+        lower.append(np.minimum(one, other))
+        upper.append(np.maximum(one, other))
+    return np.concatenate(lower), np.concatenate(upper)
+
+
+def band_masks(distance: int, count: int) -> list[np.uint64]:
+    """The bits to agree in, for each choice of bands; the number of bands is what costs least for so many hashes.
+
+    Sorting costs about 10 comparisons of a pair for each hash; pairs are those of hashes without structure.
+    """
+    bands = min(range(distance + 1, 2 * distance + 5), key=lambda each: _cost(each, distance, count))
+    edges = [64 * band // bands for band in range(bands + 1)]
+    each_band = [(1 << edges[band + 1]) - (1 << edges[band]) for band in range(bands)]
+    return [np.uint64(sum(chosen)) for chosen in combinations(each_band, bands - distance)]
+
+
+def _cost(bands: int, distance: int, count: int) -> float:
+    pairs = count * count / 2 / float(2.0 ** (64 * (bands - distance) / bands))
+    return comb(bands, distance) * (10.0 * count + pairs)

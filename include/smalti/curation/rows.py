@@ -1,0 +1,162 @@
+"""Decisions as the record keeps them: a row a sample that is left out, and counts over all samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from smalti.curation.decide import Decisions
+from smalti.curation.load import Reader, read_rows, starts_of
+from smalti.curation.near import Ints, Mask
+from smalti.curation.record import ROWS, Cluster
+from smalti.curation.scan import BIT, Bits
+from smalti.reasons import DEDUP_REASONS, SkipReason, set_name
+
+EXAMPLES = 6
+"""Samples of a cluster that are named."""
+
+
+def rows_of(reader: Reader, decisions: Decisions, declared: Sequence[SkipReason]) -> pa.Table:
+    """The rows of the record, in its order."""
+    import polars as pl
+
+    decided = _decided(decisions)
+    out = decisions.reasons > 0
+    out[decisions.rows[decided > 0]] = True
+    rows = np.flatnonzero(out)
+    frames: list[Any] = []
+    read_rows(
+        reader,
+        ["tier", "ar", "shard", "index", "id"],
+        rows,
+        lambda _, part, frame: frames.append(frame.with_columns(part=pl.lit(part, pl.Int32))),
+    )
+    if not frames:
+        return ROWS.empty_table()
+    texts = {
+        "copy_of": decisions.copy_of,
+        "spread_from": decisions.spread_from,
+    }
+    ids, place = decisions.found.rule.copies.id, _places(decisions.rows, rows)
+    inside = place >= 0
+    names = pl.Series("cluster", list(decisions.found.names), pl.String)
+    frame = pl.concat(frames).with_columns(
+        reasons=pl.Series(_declared_bits(decisions.reasons[rows], declared)),
+        decided=pl.Series(np.where(inside, decided[place] if len(decided) else 0, 0).astype(np.uint32)),
+        cluster=_texts(names, decisions.found.cluster, place),
+        **{name: _texts(ids, values, place) for name, values in texts.items()},
+    )
+    order = ["tier", "ar", "part", "shard", "index"]
+    return frame.sort(order).select(ROWS.names).to_arrow(compat_level=pl.CompatLevel.oldest()).cast(ROWS)
+
+
+def _decided(decisions: Decisions) -> npt.NDArray[np.uint32]:
+    """By candidate, bit k: left out as a copy or in quarantine in the k-th set."""
+    decided = np.zeros(len(decisions.rows), np.uint32)
+    for bit, left_out in enumerate(decisions.without.values()):
+        decided |= left_out.astype(np.uint32) << np.uint32(bit)
+    return decided
+
+
+def _places(candidates: Ints, rows: Ints) -> Ints:
+    """Places of rows among the candidates, or -1."""
+    if not len(candidates):
+        return np.full(len(rows), -1)
+    place = np.minimum(np.searchsorted(candidates, rows), len(candidates) - 1)
+    return np.where(candidates[place] == rows, place, -1)
+
+
+def _texts(texts: Any, values: Ints, place: Ints) -> Any:
+    """texts[values[place]], null where there is none."""
+    import polars as pl
+
+    at = np.where(place >= 0, values[place], -1) if len(values) else place
+    return (
+        texts.gather(pl.Series(at).replace({-1: None}))
+        if (at >= 0).any()
+        else pl.Series([None] * len(at), dtype=pl.String)
+    )
+
+
+def _declared_bits(reasons: Bits, declared: Sequence[SkipReason]) -> npt.NDArray[np.uint32]:
+    """Bits in the order of the header's reasons."""
+    found = np.zeros(len(reasons), np.uint32)
+    for bit, reason in enumerate(declared):
+        found |= (reasons & np.uint16(BIT[reason]) > 0).astype(np.uint32) << np.uint32(bit)
+    return found
+
+
+def first_reasons(reasons: Bits) -> dict[SkipReason, int]:
+    """Samples under their first reason."""
+    values, counts = np.unique(reasons, return_counts=True)
+    found: dict[SkipReason, int] = {}
+    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+        first = next((reason for reason in SkipReason if value & BIT[reason]), None)
+        if first is not None:
+            found[first] = found.get(first, 0) + count
+    return {reason: found[reason] for reason in SkipReason if reason in found}
+
+
+def kept_without(decisions: Decisions) -> dict[str, int]:
+    """Reason set -> samples that are served if it is lifted."""
+    kept = {}
+    for each, left_out in decisions.without.items():
+        lifted = sum(BIT[reason] for reason in {*each, *DEDUP_REASONS})
+        out = decisions.reasons & np.uint16(0xFFFF - lifted) > 0
+        out[decisions.rows[left_out]] = True
+        kept[set_name(each)] = len(out) - int(out.sum())
+    return kept
+
+
+def clusters_of(decisions: Decisions, decided: dict[str, str]) -> tuple[Cluster, ...]:
+    """Clusters above the limit, the largest first."""
+    found = decisions.found
+    sizes = np.bincount(found.cluster[decisions.eligible] + 1, minlength=len(found.names) + 1)[1:]
+    aside = decisions.reasons[decisions.rows] & np.uint16(BIT[SkipReason.QUARANTINE]) > 0
+    quarantined = np.bincount(found.cluster[aside] + 1, minlength=len(found.names) + 1)[1:]
+    order = np.argsort(found.cluster, kind="stable")
+    starts = np.searchsorted(found.cluster[order], np.arange(len(found.names) + 1))
+    clusters = []
+    for number, name in enumerate(found.names):
+        members = order[starts[number] : starts[number + 1]]
+        clusters.append(
+            Cluster(
+                name=name,
+                samples=int(sizes[number]),
+                quarantined=int(quarantined[number]),
+                decided=decided.get(name),
+                examples=tuple(sorted(_some(found.rule.copies.id, members))[:EXAMPLES]),
+            )
+        )
+    return tuple(sorted(clusters, key=lambda each: (-each.samples, each.name)))
+
+
+def _some(ids: Any, members: Ints) -> list[str]:
+    return [str(each) for each in ids.gather(members).bottom_k(EXAMPLES)]
+
+
+def places_of(reader: Reader, rows: Ints) -> list[tuple[str, str, int]]:
+    """Id, shard and index of some rows (ascending)."""
+    found: list[tuple[str, str, int]] = []
+    read_rows(reader, ["id", "shard", "index"], rows, lambda _, __, frame: found.extend(frame.iter_rows()))
+    return found
+
+
+def eligible_rows(decisions: Decisions, cluster: str, most: int) -> Ints:
+    """A few rows of a cluster, as quarantine shows them: spread over its members."""
+    members = np.flatnonzero(decisions.found.cluster == decisions.found.names.index(cluster))
+    if len(members) > most:
+        members = members[np.linspace(0, len(members) - 1, most).astype(np.int64)]
+    return decisions.rows[members]
+
+
+def total(reader: Reader) -> int:
+    return int(starts_of(reader)[-1])
+
+
+def left_out(reasons: Bits) -> Mask:
+    return np.asarray(reasons > 0)

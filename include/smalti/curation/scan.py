@@ -1,0 +1,226 @@
+"""One pass over all samples: what each rule says of them, and the few bytes that find copies. 36 bytes a sample are kept."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from smalti.config import Drops
+from smalti.curation.copies import THUMBNAIL, Copies
+from smalti.curation.load import Reader, chunks, read_rows, starts_of
+from smalti.curation.near import Ints, Keys, Mask, repeated
+from smalti.errors import CorruptError
+from smalti.reasons import Label, SkipReason
+
+Bits = npt.NDArray[np.uint16]
+
+BIT = {reason: 1 << place for place, reason in enumerate(SkipReason)}
+"""A sample's reasons in one number."""
+
+LABELS = {Label.NSFW: SkipReason.NSFW, Label.TEXT: SkipReason.TEXT}
+
+
+@dataclass
+class Scan:
+    """By row; rows are numbered through (`Reader`).
+
+    Attributes:
+        reasons: uint16, `BIT`s of what the rules say of the sample alone.
+        current: bool, of the samples of an id the one that may be served.
+        sha256: as in `Copies`.
+        phash, hashed: as in `Copies`.
+        shards: polars frame: shard, start (its first row), samples.
+        denied: ids of the denylists that were met.
+        supersede: fills in `reasons` and `current` where an id stands twice; None if no id can.
+    """
+
+    reasons: Bits
+    current: Mask
+    sha256: Keys
+    phash: Keys
+    hashed: Mask
+    shards: Any
+    denied: frozenset[str]
+    supersede: Callable[[Mask], None] | None
+
+    def row_of(self, shard_indices: Mapping[str, Sequence[int]]) -> Ints:
+        """Rows of samples by shard and index; of other parts' shards there are none."""
+        import polars as pl
+
+        known = self.shards.filter(pl.col("shard").is_in(list(shard_indices)))
+        found = [
+            start + np.array([index for index in shard_indices[shard] if index < samples], np.int64)
+            for shard, start, samples in known.select("shard", "start", "samples").iter_rows()
+        ]
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+
+def scan(reader: Reader, drops: Drops, denied: frozenset[str], shards: bool) -> Scan:
+    """Read the narrow columns of every sample, and no other than the settings ask for.
+
+    Args:
+        shards: whether `row_of` will be asked.
+    """
+    import polars as pl
+
+    starts = starts_of(reader)
+    count = int(starts[-1])
+    reasons, accepted = np.zeros(count, np.uint16), np.ones(count, np.bool_)
+    sha256, phash, hashed = np.empty((2, count), np.uint64).T, np.empty(count, np.uint64), np.empty(count, np.bool_)
+    sources = list(reader.sources)
+    shared = {source for source in sources if sources.count(source) > 1}  # only between parts an id can stand twice
+    ids = np.empty(count if shared else 0, np.uint64)
+    rules, takes = _rules(drops, denied), _accepts(drops)
+    columns = sorted({
+        "sha256",
+        "phash",
+        "flat",
+        *(name for rule in (*rules.values(), takes) for name in rule.meta.root_names()),
+    })
+    columns += ["shard"] if shards else []
+    columns += ["id"] if shared and not denied else []
+    runs: list[Any] = []
+    met: set[str] = set()
+    for part, first, frame in chunks(reader, columns):
+        rows = slice(first, first + frame.height)
+        said = frame.select(
+            reasons=pl.sum_horizontal(rule.cast(pl.UInt16) * BIT[reason] for reason, rule in rules.items()),
+            accepted=takes,
+            phash=pl.col("phash").fill_null(0),
+            hashed=pl.col("phash").is_not_null() & ~pl.col("flat").fill_null(True),
+            sha0=pl.col("sha256").hash(3),
+            sha1=pl.col("sha256").hash(1),
+        )
+        reasons[rows], accepted[rows] = said["reasons"].to_numpy(), said["accepted"].to_numpy()
+        phash[rows], hashed[rows] = said["phash"].to_numpy(), said["hashed"].to_numpy()
+        sha256[rows, 0], sha256[rows, 1] = said["sha0"].to_numpy(), said["sha1"].to_numpy()
+        if shared:
+            ids[rows] = frame["id"].hash(2).to_numpy() if sources[part] in shared else np.arange(first, rows.stop)
+        if denied:
+            met |= set(frame["id"].filter(frame["id"].is_in(denied)))
+        if shards:
+            runs.append(
+                frame["shard"].rle().struct.unnest().select(shard="value", samples=pl.col("len").cast(pl.Int64))
+            )
+    said_twice = functools.partial(_supersede, reader, ids, accepted, reasons) if shared else None
+    return Scan(reasons, np.ones(count, np.bool_), sha256, phash, hashed, _shards(runs), frozenset(met), said_twice)
+
+
+def _rules(drops: Drops, denied: frozenset[str]) -> dict[SkipReason, Any]:
+    """What each reason asks of a sample; what its owner, its other deliveries and its copies say is not here."""
+    import polars as pl
+
+    rules = {
+        SkipReason.CAPTION_FAILED: ~pl.col("caption_ok"),
+        SkipReason.LABEL_FAILED: pl.col("caption_ok") & pl.col("label").is_null(),
+        SkipReason.RESOLUTION: pl.col("tier") < drops.min_tier,
+    }
+    if denied:
+        rules[SkipReason.DENYLIST] = pl.col("id").is_in(sorted(denied))
+    if drops.licences is not None:
+        rules[SkipReason.LICENCE] = ~pl.col("licence").is_in(list(drops.licences)).fill_null(False)
+    if drops.captioners is not None:
+        rules[SkipReason.CAPTIONER] = ~pl.col("captioner").is_in(list(drops.captioners))
+    if drops.classifiers is not None:
+        rules[SkipReason.CLASSIFIER] = ~pl.col("classifier").is_in(list(drops.classifiers))
+    for label in drops.labels:
+        rules[LABELS[label]] = (pl.col("label") == str(label)).fill_null(False)
+    return rules
+
+
+def _accepts(drops: Drops) -> Any:
+    """Whether those who described and labelled a sample are accepted."""
+    import polars as pl
+
+    named = pl.lit(True)
+    if drops.captioners is not None:
+        named &= pl.col("captioner").is_in(list(drops.captioners))
+    if drops.classifiers is not None:
+        named &= pl.col("classifier").is_in(list(drops.classifiers))
+    return named | pl.col("caption_ok").is_null()  # a column, however many rows there are
+
+
+def _supersede(reader: Reader, ids: Keys, accepted: Mask, reasons: Bits, current: Mask) -> None:
+    """Which sample of an id may be served: of the newest picture, by engines that are accepted, in the newest part.
+
+    So a picture that two captioners described, each in a part of its own, is served with the words of the one that the dataset
+    names; and a picture that the source has replaced is not, whoever described it.
+
+    Args:
+        ids: hashes of the ids.
+        reasons, current: are filled in.
+    """
+    import polars as pl
+
+    rows = np.flatnonzero(repeated(ids))
+    found = []
+
+    def take(places: slice, part: int, frame: Any) -> None:
+        found.append(frame.with_columns(order=pl.lit(part, pl.Int64)))
+
+    read_rows(reader, ["id", "sha256"], rows, take)
+    if not found:
+        return
+    newest = pl.col("sha256") == pl.col("sha256").sort_by("order").last().over("id")
+    frame = pl.concat(found).with_columns(newest=newest, accepted=pl.Series(accepted[rows]))
+    better = pl.col("newest").cast(pl.Int64) + (pl.col("newest") & pl.col("accepted")).cast(pl.Int64)
+    frame = frame.with_columns(rank=better * (pl.col("order").max() + 1) + pl.col("order"))
+    frame = frame.with_columns(current=pl.col("rank") == pl.col("rank").max().over("id"))
+    current[rows] = frame["current"].to_numpy()
+    old = frame.select(~pl.col("current") & (pl.col("accepted") | ~pl.col("newest"))).to_series().to_numpy()
+    reasons[rows[old]] |= np.uint16(BIT[SkipReason.SUPERSEDED])
+
+
+def _shards(runs: Sequence[Any]) -> Any:
+    """Shards with their first rows; a shard that two chunks share is one."""
+    import polars as pl
+
+    if not runs:
+        return pl.DataFrame(schema={"shard": pl.String, "start": pl.Int64, "samples": pl.Int64})
+    frame = pl.concat(runs).group_by("shard", maintain_order=True).agg(pl.col("samples").sum())
+    return frame.with_columns(start=pl.col("samples").cum_sum() - pl.col("samples"))
+
+
+def read_copies(reader: Reader, scanned: Scan, rows: Ints, priorities: Mapping[str, int]) -> Copies:
+    """The wide columns of some rows (ascending).
+
+    Raises:
+        CorruptError: a thumbnail does not have 192 bytes.
+    """
+    import polars as pl
+
+    colour = np.zeros((len(rows), THUMBNAIL), np.uint8)
+    width, height = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+    priority, ids = np.empty(len(rows), np.int64), []
+
+    def take(places: slice, part: int, frame: Any) -> None:
+        source = reader.sources[part]
+        width[places], height[places] = frame["width"].to_numpy(), frame["height"].to_numpy()
+        priority[places] = priorities.get(source, 0)
+        ids.append(frame["id"])
+        thumbnails = frame["colour"].fill_null(bytes(THUMBNAIL))
+        if (thumbnails.bin.size() != THUMBNAIL).any():
+            raise CorruptError(f"a thumbnail does not have {THUMBNAIL} bytes", source, "Restore the part")
+        data = thumbnails.to_arrow(compat_level=pl.CompatLevel.oldest())
+        start = data.offset * THUMBNAIL
+        colour[places] = np.frombuffer(data.buffers()[2], np.uint8)[start : start + len(data) * THUMBNAIL].reshape(
+            -1, THUMBNAIL
+        )
+
+    read_rows(reader, ["id", "colour", "width", "height"], rows, take)
+    names = pl.concat(ids, rechunk=True) if ids else pl.Series("id", [], pl.String)
+    return Copies(
+        id=names,
+        priority=priority,
+        sha256=scanned.sha256[rows],
+        phash=scanned.phash[rows],
+        hashed=scanned.hashed[rows],
+        colour=colour,
+        width=width,
+        height=height,
+    )
