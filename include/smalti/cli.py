@@ -186,6 +186,14 @@ def pull(
     _show([pull_release(_uri(manifest), directory, tiers=chosen, materialize=materialize, recheck=recheck)], as_json)
 
 
+@app.command("trace")
+def trace_sample(sample_id: str, lake: LakeUri = "", as_json: Json = False) -> None:
+    """The whole story of SAMPLE_ID: deliveries, words, copies, shards, and what every release does with it."""
+    from smalti.trace import trace
+
+    _print(trace(_lake(lake), sample_id).model_dump(mode="json"), as_json)
+
+
 @app.command()
 def buckets(
     tier: Annotated[int, typer.Option(help="512, 1024, 2048 or 4096; default: all")] = 0, as_json: Json = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,11 @@ smallest pictures that are kept (272x544); the nearest ratios that photographs a
 
 THUMBNAIL = 192
 """Bytes of `colour`."""
+
+
+def ratios_close(width: int, height: int, other_width: int, other_height: int) -> bool:
+    """Whether two pictures could be of one shape, but for rounding."""
+    return abs(math.log(width * other_height / (height * other_width))) <= ASPECT_TOLERANCE
 
 
 @dataclass(frozen=True)
