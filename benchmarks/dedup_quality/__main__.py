@@ -119,7 +119,7 @@ def _recall(rules: dict[str, dict[int, Outcome]], kept: dict[str, dict[int, Outc
     columns = [(name, distance) for name in list(rules)[:2] for distance in (0, RECOMMENDED_DISTANCE)]
     lines = []
     for kind in COPIES:
-        large = [kept[name][distance].recall[kind] for name, distance in columns]
+        large = [kept[name][distance].recall.get(kind, Share(0, 0)) for name, distance in columns]
         every = [rules["smalti"][distance].recall[kind] for distance in (0, RECOMMENDED_DISTANCE)]
         lines.append([
             kind,

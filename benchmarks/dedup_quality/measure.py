@@ -107,7 +107,7 @@ def _outcome(items: Sequence[Item], merged: Pairs) -> Outcome:
     photographs = {each.picture for each in items if each.kind == ORIGINAL}
     wanted: collections.Counter[str] = collections.Counter()
     met: collections.Counter[str] = collections.Counter()
-    of_photo: dict[str, list[int]] = {name: [0, 0] for name in photographs}
+    of_photo: dict[str, list[int]] = {name: [0, 0] for name in sorted(photographs)}
     for each in items:
         if each.picture in photographs and each.kind != ORIGINAL:
             wanted[each.kind] += 1

@@ -11,6 +11,7 @@ straight to 32x32. Hash the decoded source once: every tier of it then has the s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -136,27 +137,40 @@ def colours_agree_pairs(a: Thumbnails, b: Thumbnails) -> npt.NDArray[np.bool_]:
     agree = np.empty(len(a), np.bool_)
     for start in range(0, len(a), _BLOCK):
         rows = slice(start, start + _BLOCK)
-        one, other = (each[rows].reshape(-1, THUMB * THUMB, 3).astype(np.float32) for each in (a, b))
-        most = np.abs((one - other) @ _YCBCR.T).max(1)
-        close = most[:, 0] <= LUMA_ALWAYS * 1000
-        doubt = ~close & (most[:, 0] <= (LUMA_ALWAYS + LUMA_SHARE * 256) * 1000)
-        step = np.minimum(_steps(one[doubt]), _steps(other[doubt]))
-        close[doubt] = most[doubt, 0] <= LUMA_ALWAYS * 1000 + LUMA_SHARE * step
-        agree[rows] = close & (most[:, 1:].max(1) <= CHROMA * 1000)
+        agree[rows] = _agree(a[rows], b[rows])
     return agree
 
 
 _BLOCK = 4096  # pairs compared at a time: 15 MB of temporaries, whatever n is
 
-_YCBCR = np.array([[299, 587, 114], [-169, -331, 500], [500, -419, -81]], np.float32)
-"""ITU-R BT.601 in thousandths, which float32 adds up exactly on every machine."""
+
+def _agree(a: Thumbnails, b: Thumbnails) -> npt.NDArray[np.bool_]:
+    """One block of `colours_agree_pairs`: exact thousandths of a level, so that every machine decides alike."""
+    apart = (np.maximum(a, b) - np.minimum(a, b)).max(1)  # in uint8, no level is lost
+    agree = np.asarray(apart <= 1)  # luma and chroma are then at most one level apart
+    doubt = np.flatnonzero((apart > 1) & (apart <= _HOPELESS))
+    one, other = (each[doubt].astype(np.float32) for each in (a, b))
+    red, green, blue = (one[:, n::3] - other[:, n::3] for n in range(3))
+    luma = np.abs(299 * red + 587 * green + 114 * blue).max(1)
+    chroma = np.maximum(np.abs(500 * blue - 169 * red - 331 * green), np.abs(500 * red - 419 * green - 81 * blue)).max(
+        1
+    )
+    step = np.minimum(_steps(one), _steps(other))
+    agree[doubt] = (luma <= 1000 * LUMA_ALWAYS + LUMA_SHARE * step) & (chroma <= 1000 * CHROMA)
+    return agree
+
+
+_HOPELESS = math.ceil(LUMA_ALWAYS + LUMA_SHARE * 255 * math.sqrt(2) + 1.772 * CHROMA + 1)
+"""Levels: no value of R, G or B can differ by more where luma and chroma agree (BT.601), as no step is above 255 on an axis."""
 
 
 def _steps(thumbnails: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """How steep pictures are: the root mean square of the steps of luma to the next cell, thousandths of a level, (n, 64, 3) -> (n,)."""
-    luma = (thumbnails @ _YCBCR[0]).reshape(-1, THUMB, THUMB).astype(np.float64)
-    squares = (np.diff(luma, axis=1) ** 2).mean((1, 2)) + (np.diff(luma, axis=2) ** 2).mean((1, 2))
-    return np.asarray(np.sqrt(squares), np.float64)
+    """How steep pictures are: the root mean square of the steps of luma to the next cell, thousandths of a level; (n, 192) -> (n,)."""
+    luma = 299 * thumbnails[:, 0::3] + 587 * thumbnails[:, 1::3] + 114 * thumbnails[:, 2::3]  # exact in float32
+    luma = luma.reshape(-1, THUMB, THUMB)
+    down, right = luma[:, 1:] - luma[:, :-1], luma[:, :, 1:] - luma[:, :, :-1]
+    squares = [np.einsum("nij,nij->n", each, each, dtype=np.float64) / (THUMB * (THUMB - 1)) for each in (down, right)]
+    return np.asarray(np.sqrt(squares[0] + squares[1]), np.float64)
 
 
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as JPEG
