@@ -176,7 +176,9 @@ def _write(task: tuple[str, int, int, int, int]) -> None:
     path = local_path(lake.samples(source, name))
     assert path is not None
     path.parent.mkdir(parents=True)
-    few = [name for name in SCHEMA.names if name not in ("id", "sha256", "phash", "colour")]  # others outgrow a dictionary
+    few = [
+        name for name in SCHEMA.names if name not in ("id", "sha256", "phash", "colour")
+    ]  # others outgrow a dictionary
     table = table.select(SCHEMA.names).cast(SCHEMA)
     pq.write_table(table, path, compression="zstd", row_group_size=1 << 17, use_dictionary=few)
     part = Part(
@@ -205,7 +207,11 @@ def make_lake(folder: Path, total: int, distance: int) -> Lake:
 def release_run(distance: int) -> ReleaseRun:
     names = [f"s{number}" for number in range(SOURCES)]
     drops = Drops(duplicates=Duplicates(distance=distance, cluster_limit=LIMIT))
-    dataset = Dataset.model_validate({"name": "bench", "sources": [{"name": n} for n in names], "drops": drops.model_dump()})
+    dataset = Dataset.model_validate({
+        "name": "bench",
+        "sources": [{"name": n} for n in names],
+        "drops": drops.model_dump(),
+    })
     sources = tuple(
         Source(name=n, format="files", uri="file:///nowhere", table="t.csv", columns=Columns(key="file")) for n in names
     )
@@ -259,7 +265,9 @@ def check(lake: Lake, curation_uri: str, total: int, distance: int) -> list[str]
     counts = np.bincount(picture[kept], minlength=total)
     wanted = np.bincount(picture[eligible & ~aside], minlength=total) > 0
     if not (counts == wanted).all():
-        wrong.append(f"{int((counts > wanted).sum())} pictures are kept twice, {int((counts < wanted).sum())} not at all")
+        wrong.append(
+            f"{int((counts > wanted).sum())} pictures are kept twice, {int((counts < wanted).sum())} not at all"
+        )
     if not (pixels[kept] == best[picture[kept]]).all():
         wrong.append("a smaller copy was kept")
     duplicate, quarantined = (said & bits["duplicate"]) > 0, (said & bits["quarantine"]) > 0
@@ -312,13 +320,14 @@ def inside(root: str, distance: int) -> None:
     import smalti.curation.curate as stage
 
     marks: list[float] = []
-    write = stage.rows_of
+    names = vars(stage)
+    write = names["rows_of"]  # what comes after the decision: the rows of the record
 
     def mark(*arguments: Any) -> Any:
         marks.append(time.perf_counter() - started)
         return write(*arguments)
 
-    stage.rows_of = mark  # type: ignore[assignment]
+    names["rows_of"] = mark
     report = stage.curate(Lake(root), release_run(distance))
     seconds = time.perf_counter() - started
     high = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
@@ -374,7 +383,9 @@ def main() -> None:
         inside(asked.inside, asked.distance)
         return
     sizes = [(each, asked.distance) for each in asked.samples] or [*((each, 0) for each in SIZES), (10_000_000, 2)]
-    print("| samples | distance | files | decided after, s | in all, s | peak, anonymous | peak, resident | duplicates | set aside | result |")
+    print(
+        "| samples | distance | files | decided after, s | in all, s | peak, anonymous | peak, resident | duplicates | set aside | result |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="smalti-dedup-", dir=asked.folder) as folder:
         for found in results(sizes, Path(folder)):
