@@ -223,8 +223,8 @@ def _copies(lake: Lake, row: dict[str, Any]) -> Iterator[Copy]:
 
 
 def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    prints = [Fingerprint(**{name: row[name] for name in _PRINT}) for row in (one, other)]
-    return same_picture(*prints) and ratios_close(one["width"], one["height"], other["width"], other["height"])
+    a, b = (Fingerprint(**{name: row[name] for name in _PRINT}) for row in (one, other))
+    return same_picture(a, b) and ratios_close(one["width"], one["height"], other["width"], other["height"])
 
 
 def _fates(lake: Lake, part: Part, row: dict[str, Any]) -> Iterator[Fate]:

@@ -265,11 +265,10 @@ def test_order_of_rows_decides_nothing() -> None:
     for _ in range(3):
         found, reasons = reasons_of(rows, Drops())
         ids = [row["id"] for row in rows]
-        at = [ids[row] for row in found.rows]
         told.append((
             {ids[row]: said for row, said in reasons.items()},
-            {at[n]: at[twin] for n, twin in enumerate(found.copy_of) if twin >= 0},
-            {at[n]: at[origin] for n, origin in enumerate(found.spread_from) if origin >= 0},
+            {ids[a]: ids[b] for a, b in zip(found.copies.rows, found.copies.copy_of, strict=True) if b >= 0},
+            {ids[a]: ids[b] for a, b in zip(found.copies.rows, found.copies.spread_from, strict=True) if b >= 0},
         ))
         chance.shuffle(rows)
     assert told[1:] == told[:1] * 2

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -42,8 +43,8 @@ def without(
     """Set -> rows that are served if it is lifted; `` is nothing lifted."""
     found, reasons = reasons_of(rows, drops, reason_sets=sets, **more)
     served = {"": set(range(len(rows))) - set(reasons)}
-    for each, left in found.without.items():
-        gone = {found.rows[n] for n, out in enumerate(left) if out}
+    for each, left in zip(sets, found.copies.without, strict=True):
+        gone = {found.copies.rows[n] for n, out in enumerate(left) if out}
         lifted = {*each, DUPLICATE, QUARANTINE}
         served[set_name(each)] = {
             row for row in range(len(rows)) if set(reasons.get(row, ())) <= lifted and row not in gone
@@ -95,7 +96,7 @@ def test_a_cluster_above_the_limit_is_set_aside_and_equal_bytes_stay_duplicates(
     samples = rows(*[same] * 4, same | {"sha256": f"{0:064x}"}, {})
     found, reasons = reasons_of(samples, CROWD)
     assert reasons == {0: [QUARANTINE], 1: [QUARANTINE], 2: [QUARANTINE], 3: [QUARANTINE], 4: [DUPLICATE]}
-    assert found.found.names == (f"{9:016x}",)
+    assert found.copies.names == (f"{9:016x}",)
     assert without(samples, CROWD, (QUARANTINE,), (DUPLICATE,), (DUPLICATE, QUARANTINE)) == {
         "": {5},
         "quarantine": {0, 1, 2, 3, 5},
@@ -273,3 +274,36 @@ def test_labels_that_are_not_dropped_are_not_spread() -> None:
     same = {"phash": 9}
     samples = rows(same | {"label": "nsfw"}, same | {"width": 900, "height": 900})
     assert without(samples, Drops(labels=(Label.TEXT,)))[""] == {1}
+
+
+@pytest.mark.parametrize("distance", [0, 2])
+def test_partitions_say_what_the_whole_says(distance: int) -> None:
+    """Labels, opt-outs, sets, clusters and copies that are near by hash or by bytes alone, in 1, 3 and 7 partitions."""
+    chance = np.random.default_rng(distance)
+    samples = rows(*(
+        {
+            "phash": int(chance.integers(1, 40)) * 0x9E3779B97F4A7C15 % 2**64 ^ (1 << int(chance.integers(0, 9))),
+            "sha256": f"{int(chance.integers(0, 5000)):064x}",
+            "width": int(chance.integers(600, 604)),
+            "label": str(chance.choice(["visual"] * 60 + ["text"] * 6 + ["nsfw"])),
+            "flat": bool(chance.random() < 0.1),
+        }
+        for _ in range(300)
+    ))  # fmt: skip
+    drops = Drops(duplicates=Duplicates(distance=distance, cluster_limit=8 if distance else 2))
+    shard = str(SAMPLE["shard"])
+    more: dict[str, Any] = {"optouts": {shard: (3, 50)}, "reason_sets": ((TEXT,), (DUPLICATE, NSFW), (QUARANTINE,))}
+    told = []
+    for partitions in (1, 3, 7):
+        found, reasons = reasons_of(samples, drops, partitions=partitions, **more)
+        copies = found.copies
+        clusters = [copies.names[each] if each >= 0 else "" for each in copies.cluster]
+        columns = (copies.rows, copies.id, copies.copy_of, copies.spread_from, copies.eligible, *copies.without)
+        told.append((reasons, sorted(copies.names), clusters, [list(each) for each in columns]))
+    assert told[1:] == told[:1] * 2
+    assert {reason for said in told[0][0].values() for reason in said} >= {
+        NSFW,
+        DUPLICATE,
+        QUARANTINE,
+        SkipReason.OPTOUT,
+    }

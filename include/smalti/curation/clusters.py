@@ -1,7 +1,7 @@
 """Which samples hang together by copies of copies, without comparing all pairs of a large group.
 
-Each difference that the rule looks at is a metric (bits, log ratio, mean and largest difference of thumbnails). So a group is
-first covered by stars: a centre, and what is within the rule of it. Two stars can be joined by a pair of their members
+Each difference that the rule looks at is a metric, or bounded by one (bits, log ratio, largest and summed difference of
+thumbnails). So a group is first covered by stars: a centre, and what is within the rule of it. Two stars can be joined by a pair of their members
 only if their centres are within three times the rule, and by a member only if it is within twice the rule of the other centre.
 What may be near is looked up by the sums over twelve regions of the thumbnail (a k-d tree): these differ by no more in all than
 the thumbnails do. So a cluster of n costs about n comparisons, and n pictures of one hash that have nothing else in common cost
@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from smalti.curation.copies import THUMBNAIL, Rule
+from smalti.curation.copies import Rule
 from smalti.curation.near import Ints, pairs_in_runs, runs
-from smalti.images.fingerprint import COLOUR_MEAN
-
-_LEVELS = int(COLOUR_MEAN * THUMBNAIL)
-"""The sum of differences that copies may have."""
+from smalti.images.fingerprint import colour_bounds
 
 SMALL = 48
 """Samples of a group up to which all pairs are compared."""
@@ -79,6 +76,7 @@ class _Group:
     def __init__(self, rule: Rule, rows: Ints) -> None:
         self.rule, self.rows = rule, rows
         thumbnails = rule.copies.colour[rows].reshape(-1, 2, 4, 2, 4, 3)
+        self.bounds = colour_bounds(rule.copies.colour[rows])
         self.regions = thumbnails.sum((2, 4), dtype=np.int32).reshape(-1, 12)
 
     def stars(self) -> Ints:
@@ -89,7 +87,7 @@ class _Group:
         centre = np.full(len(self.rows), -1)
         for place in range(len(self.rows)):
             if centre[place] < 0:
-                near = np.array(tree.query_ball_point(self.regions[place], _LEVELS, p=1), np.int64)
+                near = np.array(tree.query_ball_point(self.regions[place], self.bounds[1], p=1), np.int64)
                 centre[place] = place
                 near = near[centre[near] < 0]
                 if len(near):
@@ -109,7 +107,7 @@ class _Group:
         edges = []
         for one in np.flatnonzero(wide):  # two stars of one member each are none of one another's copies
             place = int(centres[one])
-            near = np.array(tree.query_ball_point(self.regions[place], 3 * _LEVELS, p=1), np.int64)
+            near = np.array(tree.query_ball_point(self.regions[place], 3 * self.bounds[1], p=1), np.int64)
             near = near[(near > one) | ~wide[near]]
             for other in np.searchsorted(centres, self._within(place, centres[near], 3)):
                 if _root(parent, int(one)) == _root(parent, int(other)):
@@ -134,7 +132,7 @@ class _Group:
     def _within(self, place: int, others: Ints, scale: int) -> Ints:
         """Those of the other places that are within `scale` times the rule, in their order."""
         rows = self.rows[others]
-        alike = self.rule.look_alike(np.full(len(rows), self.rows[place]), rows, scale)
+        alike = self.rule.look_alike(np.full(len(rows), self.rows[place]), rows, scale, self.bounds)
         return np.asarray(others[alike])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smalti.curation.near import Ints, Keys, Mask
-from smalti.images.fingerprint import COLOUR_MAX, COLOUR_MEAN, colours_agree_pairs
+from smalti.images.fingerprint import colours_agree_pairs
 
 ASPECT_TOLERANCE = 0.02
 """Largest relative difference of width/height between copies. Resizing rounds each side to a pixel, which is 0.4 % for the
@@ -86,8 +86,12 @@ class Rule:
         found[rest] = self.look_alike(a[rest], b[rest])
         return found
 
-    def look_alike(self, a: Ints, b: Ints, scale: int = 1) -> Mask:
-        """Whether two differ by no more than `scale` times what copies may; each of these differences is a metric."""
+    def look_alike(self, a: Ints, b: Ints, scale: int = 1, bounds: tuple[float, float] = (0.0, 0.0)) -> Mask:
+        """Whether two differ by no more than `scale` times what copies may; each of these differences is a metric.
+
+        Args:
+            bounds: for a scale above 1, `colour_bounds` of the pictures among which copies are looked for.
+        """
         copies = self.copies
         close = copies.hashed[a] & copies.hashed[b]
         close &= np.bitwise_count(copies.phash[a] ^ copies.phash[b]) <= scale * self.distance
@@ -96,15 +100,12 @@ class Rule:
         rest = np.flatnonzero(close)
         for start in range(0, len(rest), 1 << 16):  # thumbnails are the wide part: 2 x 12 MiB at a time
             some = rest[start : start + (1 << 16)]
-            close[some] = _agree(copies.colour[a[some]], copies.colour[b[some]], scale)
+            colours = copies.colour[a[some]], copies.colour[b[some]]
+            close[some] = colours_agree_pairs(*colours) if scale == 1 else _near(*colours, scale, bounds)
         return np.asarray(close)
 
 
-def _agree(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8], scale: int) -> Mask:
-    if scale == 1:
-        return colours_agree_pairs(a, b)
+def _near(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8], scale: int, bounds: tuple[float, float]) -> Mask:
     apart = np.maximum(a, b) - np.minimum(a, b)
-    return np.asarray(
-        (apart.max(1, initial=0) <= scale * COLOUR_MAX)
-        & (apart.sum(1, dtype=np.uint32) <= scale * COLOUR_MEAN * THUMBNAIL)
-    )
+    one, every = bounds
+    return np.asarray((apart.max(1, initial=0) <= scale * one) & (apart.sum(1, dtype=np.uint32) <= scale * every))

@@ -22,7 +22,7 @@ from smalti.curation.decide import Decisions, decide
 from smalti.curation.inputs import ablated, read_inputs, settle_inputs
 from smalti.curation.load import PartReader, load_decided, load_denylists
 from smalti.curation.record import CuratedPart, Curation, rows_digest, write_curation
-from smalti.curation.rows import clusters_of, eligible_rows, first_reasons, kept_without, places_of, rows_of
+from smalti.curation.rows import clusters_of, first_reasons, kept_without, members_of, places_of, rows_of
 from smalti.curation.scan import LABELS
 from smalti.errors import InputError
 from smalti.lake import Lake
@@ -79,7 +79,7 @@ def curate(lake: Lake, run: ReleaseRun) -> CurateReport:
     samples = sum(part.samples for part in parts)
     warnings = [f"source {name} has no part and is missing from the release" for name in inputs.missing]
     warnings += outside_bands(samples, skipped, dataset.expected)
-    warnings += _unmatched(denied - decisions.scanned.denied) + _unknown(sorted(set(people) - {*decisions.found.names}))
+    warnings += _unmatched(denied - decisions.denied) + _unknown(sorted(set(people) - {*decisions.copies.names}))
     applied = tuple(each for each in declared if each not in run.without or each == SkipReason.DUPLICATE)
     rows = rows_of(reader, decisions, applied)  # an id in two parts is a duplicate of itself, whatever is lifted
     curation = Curation(
@@ -199,7 +199,7 @@ def _unknown(clusters: Sequence[str]) -> list[str]:
 def _page(lake: Lake, reader: PartReader, curation: Curation, decisions: Decisions) -> str:
     members = {}
     for cluster in curation.clusters[: quarantine.SHOWN]:
-        rows = eligible_rows(decisions, cluster.name, quarantine.MEMBERS)
+        rows = members_of(decisions, cluster.name, quarantine.MEMBERS)
         members[cluster.name] = [Shown("", *each) for each in places_of(reader, rows)]
-    limit = decisions.found.limit
+    limit = curation.settings["drops"]["duplicates"]["cluster_limit"]
     return quarantine.render(lake, curation.dataset, limit, curation.clusters, members)

@@ -1,4 +1,8 @@
-"""Every reason of every sample that is left out, in each set of reasons that a training run may lift."""
+"""Every reason of every sample that is left out, in each set of reasons that a training run may lift.
+
+All samples are scanned once, narrowly. What may be a copy is then split into partitions by hash, so that copies are in one, and
+each partition is resolved by itself: one after another, or as tasks where Ray is up. The outcome does not depend on how many there are.
+"""
 
 from __future__ import annotations
 
@@ -9,40 +13,70 @@ from typing import Any
 
 import numpy as np
 
+from smalti.compute import map_tasks
 from smalti.config import Drops
-from smalti.curation.dedup import Choice, Found, aside, candidates, choose, search, spread
+from smalti.curation.copies import THUMBNAIL, Copies
+from smalti.curation.dedup import Choice, Found, aside, candidates, choose, coarse_groups, search, spread
 from smalti.curation.load import Reader
-from smalti.curation.near import Ints, Mask
-from smalti.curation.scan import BIT, Bits, Scan, read_copies, scan
+from smalti.curation.near import Ints, Mask, order_of
+from smalti.curation.scan import BIT, Bits, Keyed, Scan, read_copies, scan
 from smalti.reasons import Label, SkipReason
 
 Set = tuple[SkipReason, ...]
+
+AT_ONCE = 12_000_000
+"""Samples that may be copies in one partition: 2.3 GB of thumbnails."""
 
 _ENGINES = (SkipReason.CAPTIONER, SkipReason.CLASSIFIER)
 """Who lifts these may serve another sample of an id than the current one."""
 
 
 @dataclass(frozen=True)
-class Decisions:
-    """By row of all samples, or by place among the candidates, the samples that may be copies.
+class Resolved:
+    """Samples that may be copies, n of them.
 
     Attributes:
-        reasons: uint16 by row, every reason with nothing lifted.
-        rows: of the candidates, ascending.
-        without: reason set -> bool by candidate, left out as a copy or in quarantine if the set is lifted.
-        copy_of, spread_from: by candidate the row that is kept, or whose label or opt-out applies; -1.
-        found: over the candidates.
-        eligible: bool by candidate, that nothing but copies leaves out.
+        rows: which, ascending, int64 (n,).
+        id: polars Series.
+        reasons: uint16, every reason with nothing lifted.
+        without: for each reason set bool, left out as a copy or in quarantine if it is lifted.
+        copy_of, spread_from: row that is kept, or whose label or opt-out applies; -1.
+        cluster: number of the cluster in `names`, or -1.
+        eligible: bool, that nothing but copies leaves out.
     """
 
-    scanned: Scan
-    reasons: Bits
     rows: Ints
-    without: dict[Set, Mask]
+    id: Any
+    reasons: Bits
+    without: tuple[Mask, ...]
     copy_of: Ints
     spread_from: Ints
-    found: Found
+    cluster: Ints
+    names: tuple[str, ...]
     eligible: Mask
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """reasons: uint16 by row of all samples, every reason with nothing lifted; denied: ids of the denylists that were met."""
+
+    reasons: Bits
+    copies: Resolved
+    reason_sets: tuple[Set, ...]
+    denied: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Task:
+    reader: Reader
+    keyed: Keyed
+    reasons: Bits
+    current: Mask
+    drops: Drops
+    priorities: Mapping[str, int]
+    reason_sets: tuple[Set, ...]
+    lifted: Set
+    decided: Mapping[str, str]
 
 
 def decide(
@@ -55,6 +89,7 @@ def decide(
     reason_sets: Sequence[Set] = (),
     lifted: Set = (),
     decided: Mapping[str, str] | None = None,
+    partitions: int | None = None,
 ) -> Decisions:
     """Look at every sample once, at those that may be copies more closely.
 
@@ -64,31 +99,34 @@ def decide(
         optouts: shard -> indices that are opted out.
         lifted: an ablation: reasons that are not applied.
         decided: cluster -> what a person decided.
+        partitions: how many to resolve what may be a copy in; empty: as few as AT_ONCE allows.
     """
     scanned = scan(reader, drops, denied, shards=bool(optouts))
-    reasons = scanned.reasons
     marked = scanned.row_of(optouts or {})
     rows = _candidates(scanned, drops.duplicates.distance, opted_out=len(marked) > 0)
+    reasons, current, keyed = scanned.reasons, scanned.current, scanned.keyed(rows)
     reasons[marked] |= np.uint16(BIT[SkipReason.OPTOUT])
-    found = search(
-        read_copies(reader, scanned, rows, priorities or {}), drops.duplicates.distance, drops.duplicates.cluster_limit
-    )
-    origin = _spread(scanned, found, rows, drops)
-    current = scanned.current[rows]
-    eligible = current & (reasons[rows] == 0)
-    choice = choose(found, eligible, decided or {})
-    if lifted:
-        choice = _without(found, reasons[rows], current, lifted, decided or {})
-        reasons &= _all_but(lifted)
-    copy_of = choice.copy_of
-    without = {}
-    for each in reason_sets:
-        other = _without(found, reasons[rows], current, each, decided or {})
-        without[each] = (other.copy_of >= 0) | other.quarantined
-        copy_of = np.where(copy_of < 0, other.copy_of, copy_of)
-    reasons[rows[choice.copy_of >= 0]] |= np.uint16(BIT[SkipReason.DUPLICATE])
-    reasons[rows[choice.quarantined]] |= np.uint16(BIT[SkipReason.QUARANTINE])
-    return Decisions(scanned, reasons, rows, without, copy_of, origin, found, eligible)
+    met = scanned.denied
+    del scanned  # its hashes: most of the memory
+    count = partitions or -(-len(rows) // AT_ONCE) or 1
+    tasks = [
+        _Task(
+            reader,
+            part,
+            reasons[part.rows],
+            current[part.rows],
+            drops,
+            priorities or {},
+            tuple(reason_sets),
+            lifted,
+            decided or {},
+        )
+        for part in _split(keyed, drops.duplicates.distance, count)
+    ]
+    copies = _merged(list(map_tasks(_resolve, tasks)))
+    reasons &= _all_but(lifted)
+    reasons[copies.rows] = copies.reasons
+    return Decisions(reasons, copies, tuple(reason_sets), met)
 
 
 def _candidates(scanned: Scan, distance: int, opted_out: bool) -> Ints:
@@ -109,15 +147,87 @@ def _candidates(scanned: Scan, distance: int, opted_out: bool) -> Ints:
     return np.asarray(rows[of(rows)])
 
 
-def _spread(scanned: Scan, found: Found, rows: Ints, drops: Drops) -> Ints:
-    """Mark the copies of what is opted out, and of what is labelled nsfw. Returns by candidate where it came from, or -1."""
-    reasons, current = scanned.reasons, scanned.current[rows]
-    origin = np.full(len(rows), -1)
-    for reason, among in ((SkipReason.OPTOUT, np.ones(len(rows), np.bool_)), (SkipReason.NSFW, current)):
+def _split(keyed: Keyed, distance: int, count: int) -> list[Keyed]:
+    """Partitions in which whatever may be a copy of something is together with it."""
+    if count == 1 or not len(keyed.rows):
+        return [keyed]
+    nothing = np.zeros(len(keyed.rows), np.int64)
+    light = Copies(
+        None, nothing, keyed.sha256, keyed.phash, keyed.hashed, np.empty((0, THUMBNAIL), np.uint8), nothing, nothing
+    )
+    order = order_of(keyed.sha256[:, 0])
+    equal = keyed.sha256[order[1:], 0] == keyed.sha256[order[:-1], 0]
+    group = coarse_groups(light, np.arange(len(order)), np.stack([order[1:][equal], order[:-1][equal]]), distance)
+    return [keyed.take(np.flatnonzero(group % count == number)) for number in range(count)]
+
+
+def _resolve(task: _Task) -> Resolved:
+    """Everything about the samples of one partition."""
+    drops, reasons, current = task.drops, task.reasons.copy(), task.current
+    copies = read_copies(task.reader, task.keyed, task.priorities)
+    found = search(copies, drops.duplicates.distance, drops.duplicates.cluster_limit)
+    origin = _spread(found, reasons, current, drops)
+    eligible = current & (reasons == 0)
+    choice = choose(found, eligible, task.decided)
+    if task.lifted:
+        choice = _without(found, reasons, current, task.lifted, task.decided)
+        reasons &= _all_but(task.lifted)
+    copy_of, without = choice.copy_of, []
+    for each in task.reason_sets:
+        other = _without(found, reasons, current, each, task.decided)
+        without.append((other.copy_of >= 0) | other.quarantined)
+        copy_of = np.where(copy_of < 0, other.copy_of, copy_of)
+    reasons[choice.copy_of >= 0] |= np.uint16(BIT[SkipReason.DUPLICATE])
+    reasons[choice.quarantined] |= np.uint16(BIT[SkipReason.QUARANTINE])
+    rows = np.append(task.keyed.rows, -1)  # place -1 is row -1
+    return Resolved(
+        task.keyed.rows,
+        copies.id,
+        reasons,
+        tuple(without),
+        rows[copy_of],
+        rows[origin],
+        found.cluster,
+        found.names,
+        eligible,
+    )
+
+
+def _merged(parts: Sequence[Resolved]) -> Resolved:
+    """Partitions as one."""
+    import polars as pl
+
+    if len(parts) == 1:
+        return parts[0]
+    order = order_of(np.concatenate([part.rows for part in parts]))
+    before = np.cumsum([0, *(len(part.names) for part in parts)])
+
+    def all_of(columns: Sequence[Any]) -> Any:
+        return np.concatenate(columns)[order]
+
+    return Resolved(
+        rows=all_of([part.rows for part in parts]),
+        id=pl.concat([part.id for part in parts]).gather(order),
+        reasons=all_of([part.reasons for part in parts]),
+        without=tuple(all_of(each) for each in zip(*(part.without for part in parts), strict=True)),
+        copy_of=all_of([part.copy_of for part in parts]),
+        spread_from=all_of([part.spread_from for part in parts]),
+        cluster=all_of([
+            np.where(part.cluster < 0, -1, part.cluster + start) for part, start in zip(parts, before[:-1], strict=True)
+        ]),
+        names=tuple(name for part in parts for name in part.names),
+        eligible=all_of([part.eligible for part in parts]),
+    )
+
+
+def _spread(found: Found, reasons: Bits, current: Mask, drops: Drops) -> Ints:
+    """Mark the copies of what is opted out, and of what is labelled nsfw. Returns where it came from, or -1."""
+    origin = np.full(len(reasons), -1)
+    for reason, among in ((SkipReason.OPTOUT, np.ones(len(reasons), np.bool_)), (SkipReason.NSFW, current)):
         if reason == SkipReason.NSFW and Label.NSFW not in drops.labels:
             continue
-        reached = spread(found, (reasons[rows] & np.uint16(BIT[reason]) > 0) & among, among)
-        reasons[rows[reached >= 0]] |= np.uint16(BIT[reason])
+        reached = spread(found, (reasons & np.uint16(BIT[reason]) > 0) & among, among)
+        reasons[reached >= 0] |= np.uint16(BIT[reason])
         origin = np.where(origin < 0, reached, origin)
     return origin
 

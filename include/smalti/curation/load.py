@@ -132,6 +132,8 @@ def chunks(reader: Reader, columns: Sequence[str]) -> Iterator[tuple[int, int, A
 
 def read_rows(reader: Reader, columns: Sequence[str], rows: Ints, use: Callable[[slice, int, Any], None]) -> None:
     """Some columns of some rows (ascending): `use` gets their places in `rows`, their part, and their frame."""
+    import polars as pl
+
     starts = starts_of(reader)
     for part, size in enumerate(reader.sizes):
         for start in range(0, size, ROWS):
@@ -139,7 +141,9 @@ def read_rows(reader: Reader, columns: Sequence[str], rows: Ints, use: Callable[
             low, high = np.searchsorted(rows, (first, first + min(ROWS, size - start)))
             if low < high:
                 frame = reader.read(part, columns, start, ROWS)
-                use(slice(int(low), int(high)), part, frame[rows[low:high] - first])
+                wanted = np.zeros(frame.height, np.bool_)
+                wanted[rows[low:high] - first] = True
+                use(slice(int(low), int(high)), part, frame.filter(pl.Series(wanted)))
 
 
 def parts_of(lake: Lake, sources: Sequence[str]) -> tuple[list[Part], list[str]]:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from smalti.curation.decide import Decisions
-from smalti.curation.load import Reader, read_rows, starts_of
-from smalti.curation.near import Ints, Mask
+from smalti.curation.load import Reader, read_rows
+from smalti.curation.near import Ints
 from smalti.curation.record import ROWS, Cluster
 from smalti.curation.scan import BIT, Bits
 from smalti.reasons import DEDUP_REASONS, SkipReason, set_name
@@ -26,7 +26,7 @@ def rows_of(reader: Reader, decisions: Decisions, declared: Sequence[SkipReason]
 
     decided = _decided(decisions)
     out = decisions.reasons > 0
-    out[decisions.rows[decided > 0]] = True
+    out[decisions.copies.rows[decided > 0]] = True
     rows = np.flatnonzero(out)
     frames: list[Any] = []
     read_rows(
@@ -37,18 +37,14 @@ def rows_of(reader: Reader, decisions: Decisions, declared: Sequence[SkipReason]
     )
     if not frames:
         return ROWS.empty_table()
-    texts = {
-        "copy_of": decisions.copy_of,
-        "spread_from": decisions.spread_from,
-    }
-    ids, place = decisions.found.rule.copies.id, _places(decisions.rows, rows)
-    inside = place >= 0
-    names = pl.Series("cluster", list(decisions.found.names), pl.String)
+    copies, place = decisions.copies, _places(decisions.copies.rows, rows)
+    names = pl.Series("cluster", list(copies.names), pl.String)
     frame = pl.concat(frames).with_columns(
         reasons=pl.Series(_declared_bits(decisions.reasons[rows], declared)),
-        decided=pl.Series(np.where(inside, decided[place] if len(decided) else 0, 0).astype(np.uint32)),
-        cluster=_texts(names, decisions.found.cluster, place),
-        **{name: _texts(ids, values, place) for name, values in texts.items()},
+        decided=pl.Series(np.append(decided, np.uint32(0))[place]),
+        cluster=_texts(names, np.append(copies.cluster, -1)[place]),
+        copy_of=_texts(copies.id, _places(copies.rows, np.append(copies.copy_of, -1)[place])),
+        spread_from=_texts(copies.id, _places(copies.rows, np.append(copies.spread_from, -1)[place])),
     )
     order = ["tier", "ar", "part", "shard", "index"]
     return frame.sort(order).select(ROWS.names).to_arrow(compat_level=pl.CompatLevel.oldest()).cast(ROWS)
@@ -56,8 +52,8 @@ def rows_of(reader: Reader, decisions: Decisions, declared: Sequence[SkipReason]
 
 def _decided(decisions: Decisions) -> npt.NDArray[np.uint32]:
     """By candidate, bit k: left out as a copy or in quarantine in the k-th set."""
-    decided = np.zeros(len(decisions.rows), np.uint32)
-    for bit, left_out in enumerate(decisions.without.values()):
+    decided = np.zeros(len(decisions.copies.rows), np.uint32)
+    for bit, left_out in enumerate(decisions.copies.without):
         decided |= left_out.astype(np.uint32) << np.uint32(bit)
     return decided
 
@@ -70,16 +66,13 @@ def _places(candidates: Ints, rows: Ints) -> Ints:
     return np.where(candidates[place] == rows, place, -1)
 
 
-def _texts(texts: Any, values: Ints, place: Ints) -> Any:
-    """texts[values[place]], null where there is none."""
+def _texts(texts: Any, at: Ints) -> Any:
+    """texts[at], null where that is -1."""
     import polars as pl
 
-    at = np.where(place >= 0, values[place], -1) if len(values) else place
-    return (
-        texts.gather(pl.Series(at).replace({-1: None}))
-        if (at >= 0).any()
-        else pl.Series([None] * len(at), dtype=pl.String)
-    )
+    found = pl.Series([None] * 0, dtype=pl.String).extend_constant(None, len(at))
+    inside = np.flatnonzero(at >= 0)
+    return found.scatter(inside, texts.gather(at[inside])) if len(inside) else found
 
 
 def _declared_bits(reasons: Bits, declared: Sequence[SkipReason]) -> npt.NDArray[np.uint32]:
@@ -104,19 +97,19 @@ def first_reasons(reasons: Bits) -> dict[SkipReason, int]:
 def kept_without(decisions: Decisions) -> dict[str, int]:
     """Reason set -> samples that are served if it is lifted."""
     kept = {}
-    for each, left_out in decisions.without.items():
+    for each, left_out in zip(decisions.reason_sets, decisions.copies.without, strict=True):
         lifted = sum(BIT[reason] for reason in {*each, *DEDUP_REASONS})
         out = decisions.reasons & np.uint16(0xFFFF - lifted) > 0
-        out[decisions.rows[left_out]] = True
+        out[decisions.copies.rows[left_out]] = True
         kept[set_name(each)] = len(out) - int(out.sum())
     return kept
 
 
 def clusters_of(decisions: Decisions, decided: dict[str, str]) -> tuple[Cluster, ...]:
     """Clusters above the limit, the largest first."""
-    found = decisions.found
-    sizes = np.bincount(found.cluster[decisions.eligible] + 1, minlength=len(found.names) + 1)[1:]
-    aside = decisions.reasons[decisions.rows] & np.uint16(BIT[SkipReason.QUARANTINE]) > 0
+    found = decisions.copies
+    sizes = np.bincount(found.cluster[found.eligible] + 1, minlength=len(found.names) + 1)[1:]
+    aside = found.reasons & np.uint16(BIT[SkipReason.QUARANTINE]) > 0
     quarantined = np.bincount(found.cluster[aside] + 1, minlength=len(found.names) + 1)[1:]
     order = np.argsort(found.cluster, kind="stable")
     starts = np.searchsorted(found.cluster[order], np.arange(len(found.names) + 1))
@@ -129,7 +122,7 @@ def clusters_of(decisions: Decisions, decided: dict[str, str]) -> tuple[Cluster,
                 samples=int(sizes[number]),
                 quarantined=int(quarantined[number]),
                 decided=decided.get(name),
-                examples=tuple(sorted(_some(found.rule.copies.id, members))[:EXAMPLES]),
+                examples=tuple(sorted(_some(found.id, members))[:EXAMPLES]),
             )
         )
     return tuple(sorted(clusters, key=lambda each: (-each.samples, each.name)))
@@ -146,17 +139,10 @@ def places_of(reader: Reader, rows: Ints) -> list[tuple[str, str, int]]:
     return found
 
 
-def eligible_rows(decisions: Decisions, cluster: str, most: int) -> Ints:
-    """A few rows of a cluster, as quarantine shows them: spread over its members."""
-    members = np.flatnonzero(decisions.found.cluster == decisions.found.names.index(cluster))
+def members_of(decisions: Decisions, cluster: str, most: int) -> Ints:
+    """A few rows of a cluster, spread over its members; ascending."""
+    copies = decisions.copies
+    members = np.flatnonzero(copies.cluster == copies.names.index(cluster))
     if len(members) > most:
         members = members[np.linspace(0, len(members) - 1, most).astype(np.int64)]
-    return decisions.rows[members]
-
-
-def total(reader: Reader) -> int:
-    return int(starts_of(reader)[-1])
-
-
-def left_out(reasons: Bits) -> Mask:
-    return np.asarray(reasons > 0)
+    return copies.rows[members]

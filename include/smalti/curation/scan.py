@@ -25,6 +25,19 @@ BIT = {reason: 1 << place for place, reason in enumerate(SkipReason)}
 LABELS = {Label.NSFW: SkipReason.NSFW, Label.TEXT: SkipReason.TEXT}
 
 
+@dataclass(frozen=True)
+class Keyed:
+    """Some rows, ascending, with their columns as in `Copies`."""
+
+    rows: Ints
+    sha256: Keys
+    phash: Keys
+    hashed: Mask
+
+    def take(self, places: Ints) -> Keyed:
+        return Keyed(self.rows[places], self.sha256[places], self.phash[places], self.hashed[places])
+
+
 @dataclass
 class Scan:
     """By row; rows are numbered through (`Reader`).
@@ -47,6 +60,10 @@ class Scan:
     shards: Any
     denied: frozenset[str]
     supersede: Callable[[Mask], None] | None
+
+    def keyed(self, rows: Ints) -> Keyed:
+        """What is known of some rows."""
+        return Keyed(rows, self.sha256[rows], self.phash[rows], self.hashed[rows])
 
     def row_of(self, shard_indices: Mapping[str, Sequence[int]]) -> Ints:
         """Rows of samples by shard and index; of other parts' shards there are none."""
@@ -186,14 +203,15 @@ def _shards(runs: Sequence[Any]) -> Any:
     return frame.with_columns(start=pl.col("samples").cum_sum() - pl.col("samples"))
 
 
-def read_copies(reader: Reader, scanned: Scan, rows: Ints, priorities: Mapping[str, int]) -> Copies:
-    """The wide columns of some rows (ascending).
+def read_copies(reader: Reader, keyed: Keyed, priorities: Mapping[str, int]) -> Copies:
+    """The wide columns of some rows, too.
 
     Raises:
         CorruptError: a thumbnail does not have 192 bytes.
     """
     import polars as pl
 
+    rows = keyed.rows
     colour = np.zeros((len(rows), THUMBNAIL), np.uint8)
     width, height = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
     priority, ids = np.empty(len(rows), np.int64), []
@@ -217,9 +235,9 @@ def read_copies(reader: Reader, scanned: Scan, rows: Ints, priorities: Mapping[s
     return Copies(
         id=names,
         priority=priority,
-        sha256=scanned.sha256[rows],
-        phash=scanned.phash[rows],
-        hashed=scanned.hashed[rows],
+        sha256=keyed.sha256,
+        phash=keyed.phash,
+        hashed=keyed.hashed,
         colour=colour,
         width=width,
         height=height,

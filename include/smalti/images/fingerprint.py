@@ -12,6 +12,7 @@ straight to 32x32. Hash the decoded source once: every tier of it then has the s
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -160,6 +161,23 @@ def _agree(a: Thumbnails, b: Thumbnails) -> npt.NDArray[np.bool_]:
     return agree
 
 
+def colour_bounds(thumbnails: Thumbnails) -> tuple[float, float]:
+    """By how many levels any two of these can differ and still agree, in one value and summed over all: uint8 (n, 192).
+
+    Each is a bound on a metric, so that what is farther than twice of it from a picture is no copy of that picture's copies. It is
+    the rule turned into R, G and B, with the luma that the steepest of the pictures allows.
+    """
+    steepest = max((float(_steps(block.astype(np.float32)).max()) for block in _blocks(thumbnails)), default=0.0)
+    allowed = np.array([LUMA_ALWAYS + LUMA_SHARE * steepest / 1000, CHROMA, CHROMA])
+    channels = np.abs(np.linalg.inv(_YCBCR)) @ allowed + 1e-6
+    return float(channels.max()), float(channels.sum()) * THUMB * THUMB
+
+
+def _blocks(thumbnails: Thumbnails) -> Iterator[Thumbnails]:
+    for start in range(0, len(thumbnails), _BLOCK):
+        yield thumbnails[start : start + _BLOCK]
+
+
 _HOPELESS = math.ceil(LUMA_ALWAYS + LUMA_SHARE * 255 * math.sqrt(2) + 1.772 * CHROMA + 1)
 """Levels: no value of R, G or B can differ by more where luma and chroma agree (BT.601), as no step is above 255 on an axis."""
 
@@ -174,6 +192,7 @@ def _steps(thumbnails: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
 
 
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as JPEG
+_YCBCR = np.array([_LUMA, [-0.169, -0.331, 0.5], [0.5, -0.419, -0.081]])  # as `_agree` has it
 
 
 def _dct_matrix(n: int) -> npt.NDArray[np.float64]:
