@@ -57,7 +57,7 @@ Thumbnails = npt.NDArray[np.uint8]
 class Fingerprint:
     """What a picture is recognised by.
 
-    phash: 64 bits. colour: 8x8 RGB thumbnail, 192 bytes, row by row. flat: too little in it to be told apart by a hash.
+    phash: 64 bits, of which 40 say something. colour: 8x8 RGB thumbnail, 192 bytes, row by row. flat: too little in it to be told apart by a hash.
     unstable: how many bits of the hash may flip in a copy.
     """
 
