@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.dedup_quality.pool import ORIGINAL, Item
-from smalti.curation.dedup import ASPECT_TOLERANCE
+from smalti.curation.copies import ASPECT_TOLERANCE
 from smalti.images.fingerprint import colours_agree_pairs
 
 Pairs = npt.NDArray[np.intp]

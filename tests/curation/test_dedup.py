@@ -94,8 +94,8 @@ def lighter(levels: int) -> Fingerprint:
 def test_a_chain_of_look_alikes_is_not_merged_but_a_label_follows_it() -> None:
     samples = [
         copy("a", print_=lighter(0), width=900, height=900),
-        copy("b", print_=lighter(3), width=800, height=800),
-        copy("c", print_=lighter(6), width=700, height=700),
+        copy("b", print_=lighter(1), width=800, height=800),
+        copy("c", print_=lighter(2), width=700, height=700),
     ]
     assert duplicates(samples) == {"b": "a"}
     assert reached(samples, ["c"]) == {"a": "c", "b": "c"}
