@@ -15,6 +15,7 @@ import argparse
 import functools
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -335,6 +336,7 @@ def inside(root: str, distance: int) -> None:
         json.dumps({
             "seconds": seconds,
             "decided": marks[0],
+            "cpu": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]),
             "resident": int(high.split()[1]) * 1024,
             "curation": report.curation,
             "samples": report.rows_in,
@@ -361,7 +363,7 @@ def line(found: dict[str, Any]) -> str:
     """A row of the table in docs/performance.md."""
     return (
         f"| {found['rows'] / 1e6:g}M | {found['distance']} | {found['size'] / 1e9:.2f} GB | {found['decided']:.1f} | "
-        f"{found['seconds']:.1f} | {found['peak'] / 2**30:.2f} GiB | {found['resident'] / 2**30:.2f} GiB | "
+        f"{found['seconds']:.1f} | {found['cpu']:.0f} | {found['peak'] / 2**30:.2f} GiB | {found['resident'] / 2**30:.2f} GiB | "
         f"{found['dropped'].get('duplicate', 0):,} | {found['dropped'].get('quarantine', 0):,} | "
         f"{'; '.join(found['wrong']) or 'as planted'} |"
     )
@@ -384,9 +386,9 @@ def main() -> None:
         return
     sizes = [(each, asked.distance) for each in asked.samples] or [*((each, 0) for each in SIZES), (10_000_000, 2)]
     print(
-        "| samples | distance | files | decided after, s | in all, s | peak, anonymous | peak, resident | duplicates | set aside | result |"
+        "| samples | distance | files | decided after, s | in all, s | CPU, s | peak, anonymous | peak, resident | duplicates | set aside | result |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="smalti-dedup-", dir=asked.folder) as folder:
         for found in results(sizes, Path(folder)):
             print(line(found), flush=True)

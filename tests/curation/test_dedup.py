@@ -201,7 +201,7 @@ def test_order_of_arrival_never_decides_which_copy_is_kept(
 @given(COPIES, st.integers(0, 4))
 def test_candidates_leave_out_no_copy(samples: list[Copy], distance: int) -> None:
     table = columns(samples)
-    kept = candidates(table.sha256[:, 1], table.phash, table.hashed, distance)
+    kept = candidates(table.sha256[:, 1], np.where(table.hashed, table.phash, table.sha256[:, 1]), distance)
     alone = [each for each, candidate in zip(samples, kept, strict=True) if not candidate]
     assert not any(is_copy(a, b, distance) for a in alone for b in samples if a is not b)
 

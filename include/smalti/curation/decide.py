@@ -133,7 +133,7 @@ def _candidates(scanned: Scan, distance: int, opted_out: bool) -> Ints:
     """Rows that may be copies. What was superseded matters only to opt-outs: a person's picture stays theirs."""
 
     def of(rows: Any) -> Mask:
-        return candidates(scanned.sha256[rows, 0], scanned.phash[rows], scanned.hashed[rows], distance)
+        return candidates(scanned.sha256[rows, 0], scanned.phash[rows], distance)
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(scanned.supersede, scanned.current) if scanned.supersede else None

@@ -62,23 +62,19 @@ class Choice:
     quarantined: Mask
 
 
-def candidates(sha256: Keys, phash: Keys, hashed: Mask, distance: int) -> Mask:
+def candidates(sha256: Keys, phash: Keys, distance: int) -> Mask:
     """Which samples can be a copy of another one: bool (n,).
 
     Args:
         sha256: uint64 (n,), the first of the two hashes of `Copies`.
-        phash, hashed: as in `Copies`.
+        phash: as in `Copies`; where there is none, something that only equal bytes have in common.
     """
     with ThreadPoolExecutor(1) as pool:  # numpy sorts without holding the lock
         waiting = pool.submit(repeated, sha256)
-        rows: Any = slice(None) if hashed.all() else np.flatnonzero(hashed)
-        prints = phash[rows]
-        alike = repeated(prints)
+        alike = repeated(phash)
         if distance:
-            alike |= _near(prints, distance)
-        found = waiting.result()
-    found[rows] |= alike
-    return found
+            alike |= _near(phash, distance)
+        return np.asarray(waiting.result() | alike)
 
 
 def _near(prints: Keys, distance: int) -> Mask:

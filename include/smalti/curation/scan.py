@@ -101,6 +101,7 @@ def scan(reader: Reader, drops: Drops, denied: frozenset[str], shards: bool) -> 
     })
     columns += ["shard"] if shards else []
     columns += ["id"] if shared and not denied else []
+    tells = pl.col("phash").is_not_null() & ~pl.col("flat").fill_null(True)
     runs: list[Any] = []
     met: set[str] = set()
     for part, first, frame in chunks(reader, columns):
@@ -108,8 +109,8 @@ def scan(reader: Reader, drops: Drops, denied: frozenset[str], shards: bool) -> 
         said = frame.select(
             reasons=pl.sum_horizontal(rule.cast(pl.UInt16) * BIT[reason] for reason, rule in rules.items()),
             accepted=takes,
-            phash=pl.col("phash").fill_null(0),
-            hashed=pl.col("phash").is_not_null() & ~pl.col("flat").fill_null(True),
+            phash=pl.when(tells).then("phash").otherwise(pl.col("sha256").hash(3)),  # see dedup.candidates
+            hashed=tells,
             sha0=pl.col("sha256").hash(3),
             sha1=pl.col("sha256").hash(1),
         )
