@@ -232,10 +232,10 @@ def test_many_equal_hashes_are_no_quadratic_work(kind: str) -> None:
         "one picture": lambda chance: 100 + chance.integers(0, 3, shape),
         "nothing in common": lambda chance: np.repeat(chance.integers(0, 256, (count, 12)), 16, axis=1),
     }
-    started = time.monotonic()
+    started = time.process_time()
     found = search(crowd(count, drawn[kind], 1), 0, 100)
     choice = choose(found, np.ones(count, np.bool_), {})
-    seconds = time.monotonic() - started
+    seconds = time.process_time() - started
     if kind == "one picture":
         assert found.names == ("0000000000000005",)
         assert choice.quarantined.all()
