@@ -16,6 +16,10 @@ from smalti.curation.copies import Rule
 from smalti.curation.near import Ints, pairs_in_runs, runs
 from smalti.images.fingerprint import colour_bounds
 
+WORK = 20_000_000
+"""Comparisons of thumbnails in one group, some 10 s, after which it is taken for one cluster. Only thousands of pictures of one
+hash that all but agree, as of a camera that never moves, come here; a person decides about them, not a hash."""
+
 SMALL = 48
 """Samples of a group up to which all pairs are compared."""
 
@@ -74,7 +78,7 @@ class _Group:
     """Rows of one group, to be found by sums over twelve regions of their thumbnails."""
 
     def __init__(self, rule: Rule, rows: Ints) -> None:
-        self.rule, self.rows = rule, rows
+        self.rule, self.rows, self.work = rule, rows, 0
         thumbnails = rule.copies.colour[rows].reshape(-1, 2, 4, 2, 4, 3)
         self.bounds = colour_bounds(rule.copies.colour[rows])
         self.regions = thumbnails.sum((2, 4), dtype=np.int32).reshape(-1, 12)
@@ -92,6 +96,8 @@ class _Group:
                 near = near[centre[near] < 0]
                 if len(near):
                     centre[self._within(place, near, 1)] = place
+                if self.work > WORK:
+                    return np.zeros_like(centre)
         return centre
 
     def bridges(self, star: Ints) -> Ints:
@@ -105,8 +111,11 @@ class _Group:
         tree = cKDTree(self.regions[centres])
         parent = list(range(len(centres)))
         edges = []
+        self.work = 0
         for one in np.flatnonzero(wide):  # two stars of one member each are none of one another's copies
             place = int(centres[one])
+            if self.work > WORK:
+                return np.stack([np.full(len(centres), place), centres])
             near = np.array(tree.query_ball_point(self.regions[place], 3 * self.bounds[1], p=1), np.int64)
             near = near[(near > one) | ~wide[near]]
             for other in np.searchsorted(centres, self._within(place, centres[near], 3)):
@@ -131,6 +140,7 @@ class _Group:
 
     def _within(self, place: int, others: Ints, scale: int) -> Ints:
         """Those of the other places that are within `scale` times the rule, in their order."""
+        self.work += len(others)
         rows = self.rows[others]
         alike = self.rule.look_alike(np.full(len(rows), self.rows[place]), rows, scale, self.bounds)
         return np.asarray(others[alike])
