@@ -11,7 +11,7 @@ from smalti.config import expand
 from smalti.curation.record import Denylist
 from smalti.errors import InputError, MissingObject
 from smalti.lake import Lake
-from smalti.shards.part import Part, committed_parts, read_samples_bytes
+from smalti.shards.part import Part, batch_orders, committed_parts, read_samples_bytes
 from smalti.shards.samples import decode_samples
 
 
@@ -35,14 +35,15 @@ def parts_of(lake: Lake, sources: Sequence[str]) -> tuple[list[Part], list[str]]
 
 
 def load_samples(lake: Lake, parts: Sequence[Part]) -> Any:
-    """A polars frame with the columns of samples.parquet and `order`, the part's place in `parts`."""
+    """A polars frame with the columns of samples.parquet and `order`: of two samples of an id the larger one is newer."""
     import polars as pl
 
     frames = []
-    for order, part in enumerate(parts):
+    for places, part in zip(batch_orders(parts), parts, strict=True):
         uri = lake.samples(part.source, part.name)
         table = decode_samples(read_samples_bytes(lake, part), uri)
-        frames.append(pl.from_arrow(table).with_columns(order=pl.lit(order, pl.Int64)))
+        order = pl.col("batch").replace_strict(places, return_dtype=pl.Int64)
+        frames.append(pl.from_arrow(table).with_columns(order=order))
     return pl.concat(frames)
 
 
