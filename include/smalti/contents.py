@@ -33,7 +33,9 @@ def contents(lake: Lake) -> dict[str, Any]:
 def versions_of(lake: Lake, dataset: str) -> list[str]:
     """Committed versions: those with a manifest, and not given up."""
     away = {"LATEST", "skips", "curations", *gone_versions(lake, dataset)}
-    return [name for name in list_names(lake.versions(dataset)) if name not in away and exists(lake.manifest(dataset, name))]
+    return [
+        name for name in list_names(lake.versions(dataset)) if name not in away and exists(lake.manifest(dataset, name))
+    ]
 
 
 def latest_of(lake: Lake, dataset: str) -> str | None:

@@ -135,6 +135,12 @@ class Lake:
         """What one curate run decided: one row a sample that is skipped, and why."""
         return self._uri("releases", dataset, "curations", f"{digest}.json.gz")
 
+    def skips(self, dataset: str) -> str:
+        return self._uri("releases", dataset, "skips")
+
+    def curations(self, dataset: str) -> str:
+        return self._uri("releases", dataset, "curations")
+
     def skip_file(self, dataset: str, sha256: str) -> str:
         return self._uri("releases", dataset, "skips", f"{sha256}.json.gz")
 

@@ -160,9 +160,7 @@ def _rejected(lake: Lake, source: str, batch: str, most: int) -> Iterator[Droppe
     if found is None:
         return
     for row in pq.read_table(io.BytesIO(found[0])).slice(0, most).to_pylist():
-        yield Dropped(
-            id=f"{source}/{row['key']}", stage="ingest", reason=row["reason"], detail=row.get("detail") or ""
-        )
+        yield Dropped(id=f"{source}/{row['key']}", stage="ingest", reason=row["reason"], detail=row.get("detail") or "")
 
 
 def _without_bucket(lake: Lake, source: str, batch: str, most: int) -> Iterator[Dropped]:

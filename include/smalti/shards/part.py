@@ -147,6 +147,12 @@ def committed_parts(lake: Lake, source: str, *, hidden: bool = False, log: Log |
     return sorted(parts, key=lambda part: part.order)
 
 
+def is_abandoned(lake: Lake, source: str, name: str) -> bool:
+    """Whether a part was given up before it was committed, and never can be."""
+    found = objects.read_versioned(lake.part_commit(source, name))
+    return found is not None and found[0] == ABANDONED
+
+
 def part_names(lake: Lake, source: str) -> list[str]:
     """Names of the folders that are, were or may become a part."""
     return [name for name in objects.list_names(lake.parts(source)) if _PART.fullmatch(name)]
