@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,9 +34,9 @@ def rows_of_a_day(day: int, count: int = 4) -> list[Row]:
     return [*rows, Row(f"{day}-text.jpg", stored(picture(100 * day + 99)), label="text", caption=f"page {day}")]
 
 
-def deliver(lake: Lake, batch: str, rows: list[Row]) -> str:
+def deliver(lake: Lake, batch: str, rows: list[Row], **encoding: Any) -> str:
     """A committed part; returns its name."""
-    run = source_run(batch=batch)
+    run = source_run(batch=batch, **encoding)
     write_table(lake, run, rows)
     return str(shard(lake, run).part)
 

@@ -21,7 +21,7 @@ from smalti.shards.replacements import Log, Step, read_log
 class Survey:
     """Attributes:
     doomed: what is garbage.
-    given_up: (dataset, version) that are or will be given up and still have objects.
+    given_up: (dataset, version) that are or will be given up, and have no tombstone yet or more objects than that.
     unpublished: dataset -> versions that were never published, older than the grace.
     steps: (source, step of the log) that take parts out of sight first.
     """
@@ -44,9 +44,9 @@ def survey(lake: Lake, run: MaintenanceRun, now: float) -> Survey:
         unpublished[dataset] = old
         for version, why in gone.items():
             found = _folder(lake, "version", lake.release(dataset, version), why, _kept(lake, dataset, version))
-            if found is not None:
+            if found is not None or not objects.exists(lake.release_tombstone(dataset, version)):
                 given_up.append((dataset, version))
-                doomed.append(found)
+            doomed += [found] if found else []
     refs = references(lake, without=given_up)
     doomed += _attempts(lake, now, grace)
     steps: list[tuple[str, Step]] = []
