@@ -352,7 +352,9 @@ def _print_fields(data: dict[str, Any], indent: str) -> None:
     for name, value in data.items():
         if value in (None, [], {}, 0.0) and name in ("seconds", "warnings", "dropped"):
             continue
-        if isinstance(value, dict):
+        if name == "shown":
+            print("".join(f"{indent}{line}\n" for line in value), end="")
+        elif isinstance(value, dict):
             print(f"{indent}{name.replace('_', ' ')}:")
             _print_fields(value, indent + "  ")
         elif isinstance(value, list) and value and isinstance(value[0], dict):

@@ -1,4 +1,4 @@
-"""A person looks at the pilot of a batch before the rest of it is captioned."""
+"""A person looks at the pilot of a batch before the rest of it is captioned, or at a plan before a lake is tidied."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.exceptions import HITLRejectException, HITLTimeoutError
 from airflow.providers.standard.operators.hitl import ApprovalOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from smalti.page import short
 
@@ -55,6 +55,67 @@ class ApprovePilot(ApprovalOperator):
                 f"source {self.source}, batch {self.batch}: nobody looked at the pilot in {PATIENCE.days} days. Clear this task "
                 "to ask again."
             ) from None
+
+
+class ApproveMaintenance(ApprovalOperator):
+    """Wait for a person's word on what maintenance would do, where the run's form asks for it.
+
+    Args:
+        plan: task_id of the plan, whose report says what the person is told.
+        asked: a template; where it is empty the task is skipped.
+    """
+
+    template_fields = ("subject", "body", "asked")
+
+    def __init__(self, *, plan: str, asked: str, **kwargs: Any) -> None:
+        super().__init__(
+            subject="Rewrite, merge and collect as planned?",
+            body=f"{{{{ ti.xcom_pull(task_ids={plan!r}) | maintenance_text }}}}",
+            fail_on_reject=True,
+            response_timeout=PATIENCE,
+            **kwargs,
+        )
+        self.asked = asked
+
+    def execute(self, context: Context) -> Any:
+        if not self.asked:
+            raise AirflowSkipException("the form does not ask for a person's word")
+        return super().execute(context)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        try:
+            return super().execute_complete(context, event)
+        except HITLRejectException:
+            who = (event.get("responded_by_user") or {}).get("name") or "a person"
+            raise AirflowFailException(f"{who} rejected the plan: nothing was changed.") from None
+        except HITLTimeoutError:
+            raise AirflowFailException(
+                f"nobody looked at the plan in {PATIENCE.days} days: nothing was changed."
+            ) from None
+
+
+def maintenance_text(report: Mapping[str, Any] | None) -> str:
+    """What a person is told, in Markdown, of a PlanReport."""
+    if not report:
+        return "There is no plan."
+    rewrite, merge, gc = report["rewrite"], report["merge"], report["gc"]
+    merged = sum(map(len, merge["merged"].values()))
+    size = sum(gc["deleted_bytes"].values()) / 1e9
+    lines = [
+        f"**Rewrite** {len(rewrite['rewritten'])} parts: of {rewrite['samples']} samples {rewrite['kept']} stay.",
+        f"**Merge** {merged} parts into {len(merge['merged'])}.",
+        f"**Delete** {_objects(gc['deleted'])} ({size:.1f} GB), marked by an earlier run; this cannot be undone.",
+        f"**Mark** {_objects(gc['marked'])}; **give up** {len(gc['given_up'])} versions"
+        + (f" ({', '.join(gc['given_up'])})." if gc["given_up"] else "."),
+        *(f"- {line}" for line in gc["shown"]),
+        "Approve: it is done. Reject: the run fails, and nothing is changed.",
+    ]
+    return "\n\n".join(lines)
+
+
+def _objects(counts: Mapping[str, int]) -> str:
+    kinds = ", ".join(f"{kind} {count}" for kind, count in counts.items() if count)
+    return f"{sum(counts.values())} objects" + (f" ({kinds})" if kinds else "")
 
 
 def pilot_text(report: Mapping[str, Any] | None) -> str:

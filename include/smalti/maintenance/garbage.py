@@ -78,6 +78,7 @@ class Item(Strict):
 
     kind: str
     uri: str
+    why: str
     deletes: tuple[str, ...] = ()
     bytes: int = 0
 
@@ -125,9 +126,8 @@ def gc(lake: Lake, run: MaintenanceRun, now: float | None = None) -> GcReport:
         for item in items:
             deleted.add(item.kind, len(item.deletes), item.bytes)
             if item.deletes:
-                shown.append(
-                    f"{_did(run, 'deleted')}: {_line(lake, item.kind, item.uri, len(item.deletes), item.bytes)}"
-                )
+                line = _line(lake, item.kind, item.uri, len(item.deletes), item.bytes)
+                shown.append(f"{_did(run, 'deleted')}: {line}: {item.why}")
         if run.apply:
             logs.append(lake.collection(each.name, "deleting.json"))
     found = survey(lake, run, now)
@@ -232,7 +232,9 @@ def decide(lake: Lake, mark: Mark, now: float, grace: float, *, touch: bool) -> 
     for doomed in mark.doomed:
         infos = _deletes(lake, doomed, refs, now, grace, touch)
         uris = tuple(info.uri for info in infos)
-        items.append(Item(kind=doomed.kind, uri=doomed.uri, deletes=uris, bytes=sum(info.size for info in infos)))
+        items.append(
+            Item(kind=doomed.kind, uri=doomed.uri, why=doomed.why, deletes=uris, bytes=sum(info.size for info in infos))
+        )
     return items
 
 

@@ -1,13 +1,16 @@
 """Parts of which releases leave much out are written anew without it.
 
-What may go: a sample that *every* release using the part leaves out, whichever of its declared reason sets a training run lifts.
-Live releases count, and versions that may still be published. A part that no live release uses is left as it is: nobody has
-said yet what of it is wanted.
+What may go is a sample of which all of this is true:
 
-This is a forecast and no proof: a dataset that is made later may want what all of today's leave out (the pages of text, say, or
+1. *Every* release that uses the part leaves it out, whichever of its declared reason sets a training run lifts. Live releases count,
+   and versions that may still be published. A part that no live release uses is left as it is: nobody has said yet what of it is wanted.
+2. All its reasons are in REMOVABLE: they speak of this sample alone, so that without it nothing else is decided otherwise.
+3. No older sample of its id could come back: a newer one is in another part in sight, or the id was delivered once and is in no
+   other part in sight. Otherwise the newest picture would be gone, and the one that it replaced would be served again.
+
+The first is a forecast and no proof: a dataset that is made later may want what all of today's leave out (the pages of text, say, or
 a copy whose other copy comes from a source that it does not use). So nothing is lost for good: today's releases keep the old
-part as long as they live, and the source's table keeps every row: sharded anew (with another encoding, or after the
-part's batch is ingested again under a new name) they are all there.
+part as long as they live, and the source's table keeps every row; sharded anew with another encoding they are all there.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field
 
 from smalti.accounting import Report
@@ -33,15 +37,30 @@ from smalti.release.collect import shard_starts
 from smalti.release.manifest import read_skip_file
 from smalti.release.skips import ShardSkips
 from smalti.settings import MaintenanceRun
-from smalti.shards.part import Part, committed_parts, read_part
+from smalti.shards.part import Part, batch_orders, committed_parts, read_part
+from smalti.table.store import lance_errors, open_table
 
 log = logging.getLogger("smalti")
+
+
+REMOVABLE = frozenset({
+    SkipReason.SUPERSEDED,
+    SkipReason.LICENCE,
+    SkipReason.CAPTION_FAILED,
+    SkipReason.LABEL_FAILED,
+    SkipReason.TEXT,
+    SkipReason.RESOLUTION,
+    SkipReason.DUPLICATE,
+})
+"""Not `nsfw` and `optout`: such a sample speaks for its copies, which without it would be served. Not `denylist`: a list is mended by
+hand, and curate warns of names that no part has. Not `captioner`: a part of another captioner was made to be chosen one day. A reason
+that is added to SkipReason is not here until somebody has thought about it."""
 
 
 class RewriteReport(Report):
     """Attributes:
     dry_run: nothing was written.
-    shares: part (<source>/<part>) -> share of its samples that may go; the parts that a live release uses.
+    shares: part (<source>/<part>) -> share of its samples that may go, where any may.
     rewritten: part -> the one in its place; with dry_run: -> "".
     samples, kept, dropped: of the rewritten parts.
     """
@@ -76,11 +95,17 @@ def rewrite(lake: Lake, run: MaintenanceRun) -> RewriteReport:
         rows = samples_of(lake, part)
         reasons = skips.reasons(part, rows)
         gone = reasons >= 0
+        if not gone.any():
+            continue
         shares[name] = round(float(gone.mean()), 6)
         if gone.all():
             warnings.append(f"{name}: every release leaves all of it out; it is kept as it is")
             continue
-        if not gone.any() or shares[name] <= run.skip_limit:
+        if shares[name] <= run.skip_limit:
+            continue
+        reasons[~never_comes_back(lake, part, rows, gone)] = -1
+        shares[name] = round(float((reasons >= 0).mean()), 6)
+        if shares[name] <= run.skip_limit:
             continue
         plan = plan_rewrite(lake, part, rows, reasons)
         made = None
@@ -153,6 +178,46 @@ def plan_rewrite(lake: Lake, part: Part, rows: pa.Table, reasons: npt.NDArray[np
     return CopyPlan((part,), "rewritten", kept, bounds, dropped)
 
 
+def never_comes_back(lake: Lake, part: Part, rows: pa.Table, gone: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """For each row whether, if it went, no older sample of its id would be served in its place; only asked where `gone`.
+
+    Args:
+        rows: of the part's samples.parquet.
+    """
+    ids = rows["id"].filter(pa.array(gone))
+    parts = committed_parts(lake, part.source)
+    places = dict(zip((each.name for each in parts), batch_orders(parts), strict=True))
+    own = dict(zip(ids.to_pylist(), _orders(rows.filter(pa.array(gone)), places[part.name]), strict=True))
+    newer: set[str] = set()
+    elsewhere: set[str] = set()
+    for other in parts:
+        if other.name != part.name:
+            table = samples_of(lake, other).select(["id", "batch"])
+            held = table.filter(pc.is_in(table["id"], value_set=ids.combine_chunks()))
+            for name, order in zip(held["id"].to_pylist(), _orders(held, places[other.name]), strict=True):
+                (newer if order > own[name] else elsewhere).add(name)
+    again = _delivered_again(lake, part.source, ids.combine_chunks())
+    stays = [name not in newer and (name in elsewhere or name in again) for name in rows["id"].to_pylist()]
+    return ~np.array(stays, bool)
+
+
+def _orders(rows: pa.Table, places: Mapping[str, int]) -> list[int]:
+    return [places[batch] for batch in rows["batch"].to_pylist()]
+
+
+def _delivered_again(lake: Lake, source: str, ids: pa.Array) -> set[str]:
+    """Those of these ids of which the source's table has several rows: shard could write an older one at any time."""
+    uri = lake.table(source)
+    table = open_table(uri)
+    if table is None:
+        return set()  # nothing can be sharded any more
+    counts: Counter[str] = Counter()
+    with lance_errors(uri):
+        for batch in table.scanner(columns=["id"]).to_batches():
+            counts.update(batch["id"].filter(pc.is_in(batch["id"], value_set=ids)).to_pylist())
+    return {name for name, count in counts.items() if count > 1}
+
+
 class LeftOut:
     """What the releases leave out, each under all of its declared reason sets."""
 
@@ -192,6 +257,7 @@ class LeftOut:
 
 
 def left_out(release: Release, shard: ShardSkips) -> set[int]:
-    """Indices that a release never serves, whichever of its declared reason sets is lifted."""
+    """Indices that a release never serves, whichever of its declared reason sets is lifted, for reasons that are REMOVABLE."""
     sets = [shard.left_out(lifted) for lifted in release.manifest.reason_sets]
-    return set.intersection(shard.left_out(), *sets)
+    stays = {index for reason, indices in shard.skip.items() if reason not in REMOVABLE for index in indices}
+    return set.intersection(shard.left_out(), *sets) - stays
