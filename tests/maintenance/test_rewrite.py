@@ -44,7 +44,7 @@ def first(lake: Lake) -> Part:
 
 def rows_of(lake: Lake, part: Part) -> list[dict[str, Any]]:
     uri = lake.samples(part.source, part.name)
-    return decode_samples(objects.read_bytes(uri), uri).to_pylist()
+    return list(decode_samples(objects.read_bytes(uri), uri).to_pylist())
 
 
 def rewritten(lake: Lake, **settings: Any) -> RewriteReport:
@@ -212,7 +212,7 @@ def test_killed_at_any_change_the_next_run_ends_in_the_same_bytes(
 def test_of_two_that_replace_one_part_only_one_counts(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slower one has written all of its part when the faster one begins."""
     old = first(lake)
-    real = copying.append_step
+    real = append_step
 
     def overtaken(lake: Lake, source: str, step: Step) -> bool:
         monkeypatch.setattr(copying, "append_step", real)

@@ -37,7 +37,7 @@ from smalti.accounting import Report
 from smalti.config import Strict
 from smalti.lake import Lake
 from smalti.maintenance.live import References, references
-from smalti.maintenance.marks import Doomed, Mark, Pass, read_mark, unfinished
+from smalti.maintenance.marks import Doomed, Mark, OpenCollection, read_mark, unfinished
 from smalti.maintenance.survey import Survey, survey
 from smalti.release.latest import give_up, is_gone
 from smalti.release.skips import canonical_json
@@ -187,7 +187,7 @@ def hide(lake: Lake, run: MaintenanceRun, found: Survey) -> Survey:
     return Survey(doomed, found.given_up, found.unpublished, found.steps, found.warnings)
 
 
-def sweep(lake: Lake, collection: Pass, mark: Mark, now: float, grace: float) -> tuple[Item, ...]:
+def sweep(lake: Lake, collection: OpenCollection, mark: Mark, now: float, grace: float) -> tuple[Item, ...]:
     """Delete what is still garbage of a mark. Killed at any line, the next run goes on."""
     objects.create_bytes(lake.collection(collection.name, "sweep.json"), b"{}\n")
     uri = lake.collection(collection.name, "deleting.json")

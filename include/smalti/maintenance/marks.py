@@ -50,7 +50,7 @@ class Mark(Strict):
 
 
 @dataclass(frozen=True)
-class Pass:
+class OpenCollection:
     """One collection, and how far it has come."""
 
     name: str
@@ -65,13 +65,13 @@ class Pass:
         return "done.json" in self.steps
 
 
-def unfinished(lake: Lake) -> list[Pass]:
+def unfinished(lake: Lake) -> list[OpenCollection]:
     """Collections that are marked and not done, the oldest first."""
     steps = defaultdict(set)
     for each in objects.list_objects(lake.collections()):
         name, _, step = each.uri.removeprefix(f"{lake.collections()}/").partition("/")
         steps[name].add(step)
-    found = [Pass(name, frozenset(each)) for name, each in sorted(steps.items())]
+    found = [OpenCollection(name, frozenset(each)) for name, each in sorted(steps.items())]
     return [each for each in found if not each.done and "mark.json" in each.steps]
 
 
