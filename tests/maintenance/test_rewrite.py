@@ -18,11 +18,21 @@ from smalti.release.assemble import assemble
 from smalti.release.manifest import Manifest, read_manifest
 from smalti.release.verify import verify_manifest
 from smalti.settings import MaintenanceRun, ReleaseRun
-from smalti.shards.part import Part, committed_parts, read_part
+from smalti.shards.part import Part, committed_parts, part_names, read_part
 from smalti.shards.replacements import Step, append_step, read_log
 from smalti.shards.samples import decode_samples
 from smalti.shards.stage import shard
-from tests.maintenance.conftest import APPLY, content, deliver, release, rows_of_a_day, served, until_done
+from tests.maintenance.conftest import (
+    APPLY,
+    Died,
+    content,
+    deliver,
+    dying_after,
+    release,
+    rows_of_a_day,
+    served,
+    until_done,
+)
 from tests.release.conftest import build
 from tests.release.test_verify import kept_ids
 from tests.support.pictures import Row, picture, release_run, source_run, stored
@@ -207,6 +217,23 @@ def test_killed_at_any_change_the_next_run_ends_in_the_same_bytes(
         assert content(lake) == wanted
         killed += 1
     assert killed >= 6
+
+
+def test_what_was_begun_for_another_reason_is_begun_anew(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed before the step; then the release leaves the same sample out, and states another reason first."""
+    rows = [Row(f"{n}.jpg", stored(picture(600 + n))) for n in range(4)]
+    name = deliver(lake, "b4", [*rows, Row("x.jpg", stored(picture(604)), label="text", licence="none")])
+    only = APPLY.model_copy(update={"parts": (f"demo/{name}",), "keep_versions": 1})
+    release(lake)
+    revive = dying_after(monkeypatch, 11)
+    with pytest.raises(Died):
+        rewrite(lake, only)
+    revive()
+    [begun] = set(part_names(lake, "demo")) - {part.name for part in committed_parts(lake, "demo")}
+    assert objects.exists(lake.part_commit("demo", begun))
+    release(lake, release_run("demo", drops={"licences": ("CC0-1.0",)}))
+    assert rewrite(lake, only).dropped == {"licence": 1}
+    assert committed_parts(lake, "demo")[-1].name != begun
 
 
 def test_of_two_that_replace_one_part_only_one_counts(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,9 +61,10 @@ class CopyPlan:
 
     @property
     def digest(self) -> str:
-        """sha256 over what it replaces, what it keeps and where its shards end."""
+        """sha256 over what it replaces, what it keeps, where its shards end, and why the rest goes: all that part.json will say."""
         held = [[part.name, part.digest, part.samples_sha256] for part in self.parts]
-        text = canonical_json({"writer": WRITER, "why": self.why, "parts": held, "bounds": self.bounds})
+        said = {"writer": WRITER, "why": self.why, "parts": held, "bounds": self.bounds, "dropped": self.dropped}
+        text = canonical_json(said)
         digest = hashlib.sha256(text)
         for name, index in zip(self.rows["shard"].to_pylist(), self.rows["index"].to_pylist(), strict=True):
             digest.update(f"{name} {index}\n".encode())
