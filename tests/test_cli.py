@@ -328,3 +328,41 @@ def test_no_lake_is_named(run: Run, cats: Path, monkeypatch: pytest.MonkeyPatch)
     code, _, err = run("lake", "ls")
     assert code == 2
     assert "SMALTI_LAKE: no lake is named" in err
+
+
+def test_maintenance_says_what_it_would_do_and_does_it_when_told(run: Run, cats: Path) -> None:
+    from smalti.lake import Lake
+    from smalti.shards.part import committed_parts
+
+    for batch in ("a", "b"):
+        table(cats, *(f"{name}.jpg,A cat." for name in ("abc" if batch == "a" else "bc")))
+        assert run("source", "run", "cats", "--batch", batch)[0] == 0
+        for name in "bc":
+            picture = cats / "cats" / f"{name}.jpg"
+            Image.open(picture).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(picture)
+    lake = Lake.at(str(cats / "lake"))
+    before = lake_objects(cats)
+    code, out, _ = run("merge", "--json")
+    assert (code, json.loads(out)["dry_run"], lake_objects(cats)) == (0, True, before)
+    code, out, _ = run("merge", "--apply", "--json")
+    assert (code, json.loads(out)["dropped"]) == (0, {"superseded": 2})
+    [part] = committed_parts(lake, "cats")
+    code, out, _ = run("rewrite", f"cats/{part.name}", "--dry-run")
+    assert (code, "no live release uses it" in out) == (0, True)
+    code, _, err = run("rewrite", "cats/00009-0123456789ab")
+    assert (code, err) == (
+        2,
+        "smalti: part cats/00009-0123456789ab: there is no such part. Name <source>/<part> as `parts` holds it.\n",
+    )
+    code, out, _ = run("gc", "--grace", "0")
+    assert (code, "would be marked: part parts/cats/00001-" in out, ": merged, " in out) == (0, True, True)
+    assert not (cats / "lake" / "gc").exists()
+    assert run("gc", "--grace", "0", "--apply")[0] == 0
+    code, out, _ = run("gc", "--grace", "0", "--apply")
+    assert (code, "deleted: part parts/cats/00001-" in out) == (0, True)
+    assert {path.split("/")[3] for path in lake_objects(cats) if path.startswith("lake/parts/")} == {
+        part.name,
+        "replacements",
+    }
+    assert run("gc", "--grace", "-1")[0] == 2
+    assert run("rewrite", "x/y", "--limit", "1.5")[0] == 2

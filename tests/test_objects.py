@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -161,3 +162,38 @@ def test_paths_with_spaces_and_percent_signs_survive(tmp_path: Path) -> None:
     objects.create_bytes(uri, b"x")
     assert objects.local_path(uri) == tmp_path / "a b%20c"
     assert [o.uri for o in objects.list_objects(objects.file_uri(tmp_path))] == [uri]
+
+
+def test_a_deleted_object_is_gone_and_may_be_created_again(any_lake: Lake) -> None:
+    uri = join_uri(any_lake.root, "a", "b")
+    objects.create_bytes(uri, b"1")
+    assert objects.delete_object(uri)
+    assert objects.stat(uri) is None
+    assert list(objects.list_objects(any_lake.root)) == []
+    assert not objects.delete_object(uri), "a second time there is nothing"
+    assert not objects.delete_object(join_uri(uri, "below"))
+    assert objects.create_bytes(uri, b"2")
+    assert not objects.delete_object(join_uri(any_lake.root, "a")), "a directory is no object"
+    assert objects.read_bytes(uri) == b"2"
+
+
+def test_when_an_object_was_written_is_told_by_listing_and_stat(any_lake: Lake) -> None:
+    before = time.time()
+    uri = join_uri(any_lake.root, "x")
+    objects.create_bytes(uri, b"1")
+    info = objects.stat(uri)
+    assert info is not None
+    assert before - 5 < info.written < time.time() + 5, "the store's clock may differ"
+    assert [each.written for each in objects.list_objects(any_lake.root)] == [info.written]
+
+
+def test_what_a_killed_writer_left_is_listed_for_the_collection_of_garbage(any_lake: Lake, tmp_path: Path) -> None:
+    objects.create_bytes(join_uri(any_lake.root, "deep", "x"), b"1")
+    assert list(objects.list_attempts(any_lake.root)) == []
+    if objects.local_path(any_lake.root) is not None:
+        left = tmp_path / "lake" / "deep" / f"{objects.ATTEMPT_PREFIX}x-1"
+        left.write_bytes(b"half")
+        [found] = objects.list_attempts(any_lake.root)
+        assert (found.uri, found.size) == (objects.file_uri(left), 4)
+        assert objects.delete_object(found.uri)
+        assert not left.exists()

@@ -34,6 +34,10 @@ LakeUri = Annotated[str, typer.Option("--lake", envvar="SMALTI_LAKE", help="file
 Json = Annotated[bool, typer.Option("--json", help="print what a program reads")]
 Captioner = Annotated[str, typer.Option(help="another profile than the source file names")]
 GpuHours = Annotated[float | None, typer.Option(help="GPU hours that captioning the batch may cost, over all runs")]
+Apply = Annotated[bool, typer.Option("--apply", help="do it; without it, it is only said")]
+KeepVersions = Annotated[
+    int | None, typer.Option(min=1, help="published versions of a dataset that count, the newest ones; default: all")
+]
 log = logging.getLogger("smalti")
 
 
@@ -195,6 +199,46 @@ def trace_sample(sample_id: str, lake: LakeUri = "", as_json: Json = False) -> N
 
 
 @app.command()
+def rewrite(
+    part: Annotated[str, typer.Argument(help="<source>/<part>")],
+    limit: Annotated[float, typer.Option(min=0, max=1, help="share of its samples that all releases leave out")] = 0.10,
+    keep_versions: KeepVersions = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be done")] = False,
+    lake: LakeUri = "",
+    as_json: Json = False,
+) -> None:
+    """Write PART anew without what every live release leaves out, if that is more than the limit."""
+    settings = {"parts": (part,), "skip_limit": limit, "keep_versions": keep_versions, "apply": not dry_run}
+    _show([_maintain("rewrite", _lake(lake), settings)], as_json)
+
+
+@app.command()
+def merge(
+    small: Annotated[int, typer.Option(min=0, help="bytes below which a part is small")] = 1 << 30,
+    apply: Apply = False,
+    lake: LakeUri = "",
+    as_json: Json = False,
+) -> None:
+    """Say which small parts would be merged, or with --apply merge them."""
+    _show([_maintain("merge", _lake(lake), {"small_part_bytes": small, "apply": apply})], as_json)
+
+
+@app.command()
+def gc(
+    apply: Apply = False,
+    grace: Annotated[
+        float, typer.Option(min=0, help="days: what is younger stays, what is marked goes after them")
+    ] = 7.0,
+    keep_versions: KeepVersions = None,
+    lake: LakeUri = "",
+    as_json: Json = False,
+) -> None:
+    """Say what is garbage and why, or with --apply mark it; what was marked a grace ago, and still is garbage, is deleted."""
+    settings = {"apply": apply, "grace_days": grace, "keep_versions": keep_versions}
+    _show([_maintain("gc", _lake(lake), settings)], as_json)
+
+
+@app.command()
 def buckets(
     tier: Annotated[int, typer.Option(help="512, 1024, 2048 or 4096; default: all")] = 0, as_json: Json = False
 ) -> None:
@@ -312,6 +356,12 @@ def _run(stage: str, lake: Lake, settings: Any) -> Report:
     return found.run(lake, settings)
 
 
+def _maintain(stage: str, lake: Lake, settings: dict[str, Any]) -> Report:
+    from smalti.jobs.spec import validate_settings
+
+    return _run(stage, lake, validate_settings(stage, settings, "--limit, --small, --grace, --keep-versions"))
+
+
 def _show(reports: list[Any], as_json: bool) -> None:
     data = [report.model_dump(mode="json") for report in reports]
     if as_json:
@@ -333,7 +383,9 @@ def _print_fields(data: dict[str, Any], indent: str) -> None:
     for name, value in data.items():
         if value in (None, [], {}, 0.0) and name in ("seconds", "warnings", "dropped"):
             continue
-        if isinstance(value, dict):
+        if name == "shown":
+            print("".join(f"{indent}{line}\n" for line in value), end="")
+        elif isinstance(value, dict):
             print(f"{indent}{name.replace('_', ' ')}:")
             _print_fields(value, indent + "  ")
         elif isinstance(value, list) and value and isinstance(value[0], dict):

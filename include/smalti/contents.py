@@ -6,7 +6,8 @@ from typing import Any
 
 from smalti.lake import BESIDE_VERSIONS, Lake
 from smalti.objects import exists, list_names
-from smalti.release.latest import read_latest
+from smalti.release.latest import gone_versions, read_latest
+from smalti.shards.part import committed_parts
 
 
 def contents(lake: Lake) -> dict[str, Any]:
@@ -18,7 +19,7 @@ def contents(lake: Lake) -> dict[str, Any]:
             {
                 "name": name,
                 "batches": len([b for b in list_names(lake.batches(name)) if exists(lake.inventory(name, b))]),
-                "parts": len([p for p in list_names(lake.parts(name)) if exists(lake.part_commit(name, p))]),
+                "parts": len(committed_parts(lake, name)),
             }
             for name in sources
         ],
@@ -30,9 +31,11 @@ def contents(lake: Lake) -> dict[str, Any]:
 
 
 def versions_of(lake: Lake, dataset: str) -> list[str]:
-    """Committed versions: those with a manifest."""
-    names = (n for n in list_names(lake.versions(dataset)) if n not in BESIDE_VERSIONS)
-    return [name for name in names if exists(lake.manifest(dataset, name))]
+    """Committed versions: those with a manifest, and not given up."""
+    away = {*BESIDE_VERSIONS, *gone_versions(lake, dataset)}
+    return [
+        name for name in list_names(lake.versions(dataset)) if name not in away and exists(lake.manifest(dataset, name))
+    ]
 
 
 def latest_of(lake: Lake, dataset: str) -> str | None:

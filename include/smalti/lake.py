@@ -113,6 +113,16 @@ class Lake:
     def shard(self, source: str, part: str, tier: int, ar: str, number: int) -> str:
         return self._uri("parts", source, part, str(tier), ar, f"shard.{number:05d}.mds")
 
+    def replacements(self, source: str) -> str:
+        """The numbered log of what maintenance has put in the place of which parts."""
+        return self._uri("parts", source, "replacements")
+
+    def replacement(self, source: str, number: int) -> str:
+        return self._uri("parts", source, "replacements", f"{number:06d}.json")
+
+    def part_progress(self, source: str, part: str) -> str:
+        return self._uri("progress", source, "shard", part)
+
     # Releases
 
     def releases(self) -> str:
@@ -137,6 +147,12 @@ class Lake:
         """The clusters that a person may decide about."""
         return self._uri("releases", dataset, "curations", f"quarantine-{digest}.html")
 
+    def skips(self, dataset: str) -> str:
+        return self._uri("releases", dataset, "skips")
+
+    def curations(self, dataset: str) -> str:
+        return self._uri("releases", dataset, "curations")
+
     def skip_file(self, dataset: str, sha256: str) -> str:
         return self._uri("releases", dataset, "skips", f"{sha256}.json.gz")
 
@@ -158,6 +174,10 @@ class Lake:
         """verified.json: what verify found of exactly these bytes of the manifest."""
         return self._uri("releases", dataset, version, "verified.json")
 
+    def release_tombstone(self, dataset: str, version: str) -> str:
+        """The version is gone, or will be: it is served no more, and never again."""
+        return self._uri("releases", dataset, version, "tombstone.json")
+
     def streams_yaml(self, dataset: str, version: str) -> str:
         return self._uri("releases", dataset, version, "streams.yaml")
 
@@ -175,6 +195,15 @@ class Lake:
     def optout_snapshot(self, position: int) -> str:
         """Everything that is opted out of any part, up to this position of the ledger."""
         return self._uri("optouts", "snapshots", f"{position:08d}.json.gz")
+
+    # Collections of garbage
+
+    def collections(self) -> str:
+        return self._uri("gc")
+
+    def collection(self, name: str, what: str) -> str:
+        """mark.json, sweep.json, deleting.json, done.json: in this order, each create-only."""
+        return self._uri("gc", name, what)
 
     # Runs
 

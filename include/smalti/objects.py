@@ -2,6 +2,7 @@
 
 Writes are create-only and whole: an object appears with all its bytes or not at all, and is never overwritten. The one
 exception is `swap_bytes`, which replaces an object only if it is still the generation that was read (releases/<dataset>/LATEST).
+Only the collection of garbage deletes (smalti.maintenance).
 On a file system a write goes to an attempt name in the same directory and is linked into place, which fails if the name is
 taken; on GCS it is one request with ``ifGenerationMatch=0``. What a killed writer leaves is an attempt nobody lists.
 """
@@ -16,7 +17,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -37,12 +38,14 @@ class ObjectInfo:
         generation: what pins the bytes: GCS's generation, or mtime in ns on a file system.
         size: bytes.
         crc32c: base64 of the big-endian checksum, as GCS writes it; "" where the listing does not know it (file://).
+        written: when these bytes were written, seconds since 1970, by the store's clock.
     """
 
     uri: str
     generation: str
     size: int
     crc32c: str = ""
+    written: float = 0.0
 
 
 def join_uri(root: str, *names: str) -> str:
@@ -133,6 +136,16 @@ def list_objects(prefix: str) -> Iterator[ObjectInfo]:
     return _store(prefix).walk(prefix)
 
 
+def list_attempts(prefix: str) -> Iterator[ObjectInfo]:
+    """What killed writers left below a prefix, in order of URI. Nothing on GCS: there an object appears whole or not at all."""
+    return _store(prefix).attempts(prefix)
+
+
+def delete_object(uri: str) -> bool:
+    """Remove an object, for ever. Returns whether it was there; of a directory nothing is removed."""
+    return _store(uri).delete(uri)
+
+
 def list_names(prefix: str) -> list[str]:
     """Names directly below a prefix, objects and directories alike, sorted."""
     return _store(prefix).names(prefix)
@@ -221,20 +234,42 @@ class _Files:
                 found = path.stat()
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            return None if path.is_dir() else ObjectInfo(uri, str(found.st_mtime_ns), found.st_size)
+            if path.is_dir():
+                return None
+            return ObjectInfo(uri, str(found.st_mtime_ns), found.st_size, written=found.st_mtime)
 
     def walk(self, prefix: str) -> Iterator[ObjectInfo]:
+        return self._walk(prefix, lambda name: not name.startswith((ATTEMPT_PREFIX, ".swap-lock")))
+
+    def attempts(self, prefix: str) -> Iterator[ObjectInfo]:
+        return self._walk(prefix, lambda name: name.startswith(ATTEMPT_PREFIX))
+
+    def _walk(self, prefix: str, wanted: Callable[[str], bool]) -> Iterator[ObjectInfo]:
         with _lake_errors(prefix):
             found = sorted(
                 os.path.join(folder, name)
                 for folder, folders, names in os.walk(_path(prefix), onerror=_raise_unless_missing)
                 for name in names
-                if not name.startswith((ATTEMPT_PREFIX, ".swap-lock"))
+                if wanted(name)
             )
         for path in found:
             info = self.stat(file_uri(path))
             if info is not None:
                 yield info
+
+    def delete(self, uri: str) -> bool:
+        path = _path(uri)
+        with _lake_errors(uri):
+            try:
+                path.unlink()
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            except (IsADirectoryError, PermissionError):
+                if path.is_dir():
+                    return False
+                raise
+            _sync_directory(path.parent)
+        return True
 
     def names(self, prefix: str) -> list[str]:
         with _lake_errors(prefix):
@@ -316,14 +351,25 @@ class _Gcs:
         bucket, _, name = uri[len("gs://") :].partition("/")
         with _lake_errors(uri):
             blob = self.client.bucket(bucket).get_blob(name)
-        return None if blob is None else ObjectInfo(uri, str(blob.generation), blob.size, blob.crc32c or "")
+        return None if blob is None else _blob_info(bucket, blob)
 
     def walk(self, prefix: str) -> Iterator[ObjectInfo]:
         bucket, _, name = prefix[len("gs://") :].partition("/")
         with _lake_errors(prefix):
             for blob in self.client.list_blobs(bucket, prefix=name.rstrip("/") + "/" if name else None):
                 if not blob.name.endswith("/"):
-                    yield ObjectInfo(f"gs://{bucket}/{blob.name}", str(blob.generation), blob.size, blob.crc32c or "")
+                    yield _blob_info(bucket, blob)
+
+    def attempts(self, prefix: str) -> Iterator[ObjectInfo]:
+        return iter(())
+
+    def delete(self, uri: str) -> bool:
+        with _lake_errors(uri):
+            try:
+                self._blob(uri).delete()
+            except _not_found():
+                return False  # also when a request that was sent again meets what its first try did
+        return True
 
     def names(self, prefix: str) -> list[str]:
         bucket, _, name = prefix[len("gs://") :].partition("/")
@@ -349,6 +395,17 @@ class _Gcs:
                         return True
             except PreconditionFailed:
                 return False
+
+
+def _blob_info(bucket: str, blob: Any) -> ObjectInfo:
+    written = blob.updated.timestamp() if blob.updated else 0.0
+    return ObjectInfo(f"gs://{bucket}/{blob.name}", str(blob.generation), blob.size, blob.crc32c or "", written)
+
+
+def _not_found() -> type[Exception]:
+    from google.api_core.exceptions import NotFound
+
+    return cast(type[Exception], NotFound)
 
 
 _FILES = _Files()

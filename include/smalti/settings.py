@@ -1,4 +1,4 @@
-"""What a run is told: one model for the stages of a source, one for those of a release.
+"""What a run is told: one model for the stages of a source, one for those of a release, one for maintenance.
 
 A stage is a plain function ``stage(lake, settings) -> Report``. The DAG's tasks, the Ray jobs and the command line all
 call it with the same model, so that they cannot differ.
@@ -57,6 +57,24 @@ class ReleaseRun(Strict):
     def _names_with_commas(cls, without: Any) -> Any:
         """A form gives one text."""
         return reasons_to_lift(without) if isinstance(without, str) else without
+
+
+class MaintenanceRun(Strict):
+    """What maintenance may do to a lake. Without `apply` it only says what it would do."""
+
+    apply: bool = Field(False, description="do it; otherwise it is only said")
+    sources: tuple[str, ...] = Field((), description="rewrite, merge: only parts of these; empty: all")
+    parts: tuple[str, ...] = Field((), description="rewrite, merge: only these, <source>/<part>; empty: all")
+    skip_limit: float = Field(
+        0.10, ge=0, lt=1, description="rewrite: a part of which all releases leave out more than this share"
+    )
+    small_part_bytes: int = Field(1 << 30, ge=0, description="merge: parts with fewer bytes in their shards")
+    grace_days: float = Field(
+        7.0, ge=0, description="gc: what is younger stays, and what is marked goes after this time"
+    )
+    keep_versions: int | None = Field(
+        None, ge=1, description="published versions of a dataset that stay live, the newest ones; empty: all"
+    )
 
 
 def source_run(

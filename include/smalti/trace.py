@@ -113,7 +113,7 @@ def trace(lake: Lake, sample_id: str) -> Trace:
     source, _, key = sample_id.partition("/")
     if not source or not key:
         raise InputError(f"{sample_id!r} is not a sample id", lake.root, "Write <source>/<key>")
-    parts = committed_parts(lake, source)
+    parts = committed_parts(lake, source, hidden=True)
     rows = _in_threads(lake, parts, "id", sample_id)
     deliveries = (*_rejected(lake, source, key), *_table_rows(lake, source, sample_id))
     if not deliveries and not rows:

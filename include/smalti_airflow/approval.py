@@ -1,4 +1,4 @@
-"""A person looks before a run goes on: at the pilot of a batch, or at a release that is to be published."""
+"""A person looks before a run goes on: at the pilot of a batch, a release to be published, or a plan to tidy a lake."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.exceptions import HITLRejectException, HITLTimeoutError
 from airflow.providers.standard.operators.hitl import ApprovalOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from smalti.page import short
 
@@ -29,7 +29,7 @@ class Approve(ApprovalOperator):
         after_no: what can be done after a no.
     """
 
-    template_fields = ("subject", "body", "where")
+    template_fields: tuple[str, ...] = ("subject", "body", "where")
 
     def __init__(self, *, where: str, what: str, after_no: str, **kwargs: Any) -> None:
         super().__init__(fail_on_reject=True, response_timeout=PATIENCE, **kwargs)
@@ -89,6 +89,57 @@ class ApproveRelease(Approve):
             after_no="LATEST has not moved. Change the dataset's file, and start a run: it makes another version.",
             **kwargs,
         )
+
+
+class ApproveMaintenance(Approve):
+    """Before parts are rewritten and merged and garbage is deleted, where the run's form asks for it.
+
+    Args:
+        plan: task_id of the plan, whose report says what the person is told.
+        asked: a template; where it is empty the task is skipped.
+    """
+
+    template_fields = (*Approve.template_fields, "asked")
+
+    def __init__(self, *, plan: str, asked: str, **kwargs: Any) -> None:
+        super().__init__(
+            subject="Rewrite, merge and collect as planned?",
+            body=f"{{{{ ti.xcom_pull(task_ids={plan!r}) | maintenance_text }}}}",
+            where="maintenance",
+            what="the plan",
+            after_no="Nothing was changed.",
+            **kwargs,
+        )
+        self.asked = asked
+
+    def execute(self, context: Context) -> Any:
+        if not self.asked:
+            raise AirflowSkipException("the form does not ask for a person's word")
+        return super().execute(context)
+
+
+def maintenance_text(report: Mapping[str, Any] | None) -> str:
+    """What a person is told, in Markdown, of a PlanReport."""
+    if not report:
+        return "There is no plan."
+    rewrite, merge, gc = report["rewrite"], report["merge"], report["gc"]
+    merged = sum(map(len, merge["merged"].values()))
+    size = sum(gc["deleted_bytes"].values()) / 1e9
+    lines = [
+        f"**Rewrite** {len(rewrite['rewritten'])} parts: of {rewrite['samples']} samples {rewrite['kept']} stay.",
+        f"**Merge** {merged} parts into {len(merge['merged'])}.",
+        f"**Delete** {_objects(gc['deleted'])} ({size:.1f} GB), marked by an earlier run; this cannot be undone.",
+        f"**Mark** {_objects(gc['marked'])}; **give up** {len(gc['given_up'])} versions"
+        + (f" ({', '.join(gc['given_up'])})." if gc["given_up"] else "."),
+        *(f"- {line}" for line in gc["shown"]),
+        "Approve: it is done. Reject: the run fails, and nothing is changed.",
+    ]
+    return "\n\n".join(lines)
+
+
+def _objects(counts: Mapping[str, int]) -> str:
+    kinds = ", ".join(f"{kind} {count}" for kind, count in counts.items() if count)
+    return f"{sum(counts.values())} objects" + (f" ({kinds})" if kinds else "")
 
 
 def pilot_text(report: Mapping[str, Any] | None) -> str:

@@ -37,6 +37,8 @@ LONGER = {
     "caption": timedelta(days=7),
     "classify": timedelta(days=2),
     "ingest": timedelta(days=2),
+    "merge": timedelta(days=2),
+    "rewrite": timedelta(days=2),
     "shard": timedelta(days=2),
 }
 """Stages that may take longer than the default: they read or write every image."""
@@ -93,6 +95,40 @@ RELEASE_FORM = {
         title="Ablation without",
         description="Reasons that are not applied, with commas between, for instance: text, nsfw. Makes an ablation of the "
         "version that LATEST names, over the same parts; LATEST does not move. Empty: no ablation.",
+    ),
+}
+MAINTENANCE_FORM = {
+    "dry_run": Param(
+        True,
+        type="boolean",
+        title="Dry run",
+        description="Only say what would be done. The weekly run does not look here.",
+    ),
+    "approve": Param(False, type="boolean", title="Ask first", description="Wait for a person after the plan."),
+    "skip_limit": Param(
+        0.10,
+        type="number",
+        minimum=0,
+        exclusiveMaximum=1,
+        title="Skip limit",
+        description="Share of a part's samples that all live releases leave out; above it the part is rewritten.",
+    ),
+    "small_part_mb": Param(
+        1000, type="integer", minimum=0, title="Small part", description="MB of shards below which a part is merged."
+    ),
+    "grace_days": Param(
+        7,
+        type="number",
+        minimum=0,
+        title="Grace",
+        description="Days: what is younger stays, and what is marked goes after them.",
+    ),
+    "keep_versions": Param(
+        None,
+        type=["null", "integer"],
+        minimum=1,
+        title="Keep versions",
+        description="Published versions of a dataset that stay live, the newest ones. Empty: all.",
     ),
 }
 

@@ -18,7 +18,8 @@ from smalti_airflow.notifier import FailureNotifier
 from tests.dags.conftest import load_dags, make_include
 from tests.support.airflow_home import ROOT
 
-TAGS = {"smalti", "source", "release", "broken"}
+KINDS = {"source", "release", "maintenance", "broken"}
+TAGS = {"smalti", *KINDS}
 BUILDERS = [*sorted((ROOT / "dags").glob("*.py")), ROOT / "include" / "smalti_airflow" / "broken.py"]
 
 
@@ -38,7 +39,7 @@ def test_every_file_has_its_dag_and_nothing_is_broken(repository: Any) -> None:
     assert repository.import_errors == {}
     sources = {f"source_{path.stem}" for path in (ROOT / "include" / "sources").glob("*.yaml")}
     datasets = {f"release_{path.stem}" for path in (ROOT / "include" / "datasets").glob("*.yaml")}
-    assert set(repository.dags) == sources | datasets
+    assert set(repository.dags) == sources | datasets | {"maintenance"}
     assert "source_demo" in sources
 
 
@@ -46,7 +47,7 @@ def test_tags_are_known_ones(bag: Any) -> None:
     for dag in bag.dags.values():
         assert "smalti" in dag.tags
         assert dag.tags <= TAGS
-        assert len(dag.tags & {"source", "release", "broken"}) == 1
+        assert len(dag.tags & KINDS) == 1
 
 
 def test_everything_has_an_owner_and_a_manual(bag: Any) -> None:
@@ -80,7 +81,7 @@ def test_catchup_and_active_runs_are_decided_where_a_dag_is_made() -> None:
                 given = {keyword.arg for keyword in node.keywords}
                 assert {"catchup", "max_active_runs", "schedule", "start_date", "doc_md", "tags"} <= given, path
                 made += 1
-    assert made == 3
+    assert made == 4
 
 
 def test_runs_do_not_overlap_and_nothing_is_caught_up_unasked(bag: Any) -> None:
@@ -105,7 +106,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_each_dag_serialises_to_the_same_bytes_twice(parsed: list[dict[str, Any]]) -> None:
     first, second = parsed
     assert first["errors"] == {}
-    assert set(first["dags"]) == {"source_daily", "source_hand", "release_both", "release_either"}
+    assert set(first["dags"]) == {"source_daily", "source_hand", "release_both", "release_either", "maintenance"}
     assert first["dags"] == second["dags"]
 
 

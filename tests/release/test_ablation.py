@@ -12,9 +12,9 @@ from smalti.lake import Lake
 from smalti.loader.skips import served_shards
 from smalti.objects import exists, list_objects, read_bytes
 from smalti.reasons import SkipReason
-from smalti.release.latest import read_latest
+from smalti.release.latest import give_up, live_versions, read_latest
 from smalti.release.manifest import Manifest, read_manifest
-from smalti.release.publish import publish
+from smalti.release.publish import publish, rollback
 from smalti.release.summary import summary
 from smalti.release.verify import Verified
 from smalti.settings import ReleaseRun
@@ -109,6 +109,28 @@ def test_latest_never_points_to_an_ablation(lake: Lake, run: ReleaseRun, monkeyp
     assert exists(f"{report.tree}/tree.json")
     later = build(lake, with_sets(run, description="next", min_tier=512))
     assert read_manifest(later.manifest).parent == "v1"
+
+
+def test_an_ablation_is_kept_as_long_as_its_base(lake: Lake, run: ReleaseRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(lake, run, monkeypatch)
+    made = build(lake, run.model_copy(update={"without": TEXT}))
+    ablation = run.model_copy(update={"manifest": made.manifest})
+    for _ in range(2):
+        publish(lake, ablation)
+    assert live_versions(lake, "set") == ("v1", "v1-without-text")
+    with pytest.raises(InputError, match="v1-without-text of set was never published"):
+        rollback(lake, "set", "v1-without-text")
+    later = published(
+        lake,
+        with_sets(run, description="next", drops=run.dataset.drops.model_copy(update={"min_tier": 1024, "labels": ()})),
+        monkeypatch,
+    )
+    assert live_versions(lake, "set") == (later.version, "v1", "v1-without-text")
+    assert live_versions(lake, "set", keep=1) == (later.version,)
+    assert give_up(lake, "set", ("v1-without-text",), None) == ()
+    assert give_up(lake, "set", (), 1) == ("v1", "v1-without-text")
+    with pytest.raises(InputError, match="v1-without-text of set cannot be kept"):
+        publish(lake, ablation)
 
 
 def test_what_cannot_be_an_ablation_is_said(lake: Lake, run: ReleaseRun, monkeypatch: pytest.MonkeyPatch) -> None:

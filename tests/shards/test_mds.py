@@ -189,3 +189,20 @@ def test_another_format_is_refused_and_no_error_is_a_bare_one() -> None:
         with pytest.raises(SmaltiError):
             mds.read_shard(shard.replace(old, new))
     assert json.loads(mds.encode_index([]))["version"] == 2
+
+
+def test_samples_of_several_shards_are_gathered_without_being_decoded() -> None:
+    columns = {"id": "str", "image": "jpeg", "n": "int"}
+    shards = {
+        name: mds.encode_shard(columns, [{"id": f"{name}{n}", "image": b"\xff" * n, "n": n} for n in range(1, 4)])
+        for name in "ab"
+    }
+    gathered = mds.gather_shard(shards, [("b", 2), ("a", 0), ("b", 0)])
+    found = [mds.decode_sample(columns, raw)["id"] for raw in mds.read_shard(gathered)[1]]
+    assert found == ["b3", "a1", "b1"]
+    assert mds.gather_shard({"a": shards["a"]}, [("a", n) for n in range(3)]) == shards["a"]
+    with pytest.raises(ValueError, match="a has samples 0 to 2; asked for 3"):
+        mds.gather_shard(shards, [("a", 3)])
+    other = mds.encode_shard({"id": "str"}, [{"id": "x"}])
+    with pytest.raises(CorruptError, match="its columns are not those of a"):
+        mds.gather_shard({"a": shards["a"], "c": other}, [("a", 0)])

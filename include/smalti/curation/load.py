@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ from smalti.curation.near import Ints
 from smalti.curation.record import TextFile
 from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.lake import Lake
-from smalti.shards.part import Part, committed_parts
+from smalti.shards.part import Part, batch_orders, committed_parts
 from smalti.shards.samples import SCHEMA
 
 ROWS = 1 << 20
@@ -33,6 +34,9 @@ class Reader(Protocol):
     @property
     def sizes(self) -> Sequence[int]:
         """Samples of each part."""
+
+    def places(self, part: int) -> Mapping[str, int]:
+        """Batch of a row of a part -> its place among all that was delivered: of two samples of one id the larger is newer."""
 
     def read(self, part: int, columns: Sequence[str], start: int, rows: int) -> Any:
         """A polars frame of some columns of the rows `start` to `start + rows` of a part."""
@@ -52,6 +56,13 @@ class PartReader:
     @property
     def sizes(self) -> Sequence[int]:
         return [part.samples for part in self.parts]
+
+    def places(self, part: int) -> Mapping[str, int]:
+        return self._places[part]
+
+    @functools.cached_property
+    def _places(self) -> list[dict[str, int]]:
+        return batch_orders(self.parts)
 
     def read(self, part: int, columns: Sequence[str], start: int, rows: int) -> Any:
         """See Reader.
@@ -104,6 +115,9 @@ class FrameReader:
     """Parts that are in memory: one polars frame each."""
 
     frames: tuple[Any, ...]
+
+    def places(self, part: int) -> Mapping[str, int]:
+        return dict.fromkeys(self.frames[part]["batch"], part)
 
     @property
     def sources(self) -> Sequence[str]:

@@ -179,9 +179,10 @@ def _supersede(reader: Reader, ids: Keys, accepted: Mask, reasons: Bits, current
     found = []
 
     def take(places: slice, part: int, frame: Any) -> None:
-        found.append(frame.with_columns(order=pl.lit(part, pl.Int64)))
+        order = pl.col("batch").replace_strict(reader.places(part), return_dtype=pl.Int64)
+        found.append(frame.with_columns(order=order).drop("batch"))
 
-    read_rows(reader, ["id", "sha256"], rows, take)
+    read_rows(reader, ["id", "sha256", "batch"], rows, take)
     if not found:
         return
     newest = pl.col("sha256") == pl.col("sha256").sort_by("order").last().over("id")

@@ -13,7 +13,9 @@ from typing import Any
 from smalti.accounting import Report
 from smalti.errors import InputError
 from smalti.lake import Lake
-from smalti.settings import ReleaseRun, SourceRun
+from smalti.settings import MaintenanceRun, ReleaseRun, SourceRun
+
+Settings = SourceRun | ReleaseRun | MaintenanceRun
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,10 @@ class Stage:
 
     name: str
     function: str
-    settings: type[SourceRun] | type[ReleaseRun]
+    settings: type[SourceRun] | type[ReleaseRun] | type[MaintenanceRun]
     uses_ray: bool = False
 
-    def run(self, lake: Lake, settings: SourceRun | ReleaseRun) -> Report:
+    def run(self, lake: Lake, settings: Settings) -> Report:
         """Call the stage's function."""
         module, _, name = self.function.partition(":")
         function: Callable[[Lake, Any], Report] = getattr(importlib.import_module(module), name)
@@ -55,7 +57,13 @@ RELEASE_STAGES = (
     Stage("verify", "smalti.release.verify:verify", ReleaseRun, uses_ray=True),
     Stage("publish", "smalti.release.publish:publish", ReleaseRun, uses_ray=True),
 )
-STAGES = {stage.name: stage for stage in (*SOURCE_STAGES, *RELEASE_STAGES)}
+MAINTENANCE_STAGES = (
+    Stage("plan", "smalti.maintenance.plan:plan", MaintenanceRun),
+    Stage("rewrite", "smalti.maintenance.rewrite:rewrite", MaintenanceRun, uses_ray=True),
+    Stage("merge", "smalti.maintenance.merge:merge", MaintenanceRun, uses_ray=True),
+    Stage("gc", "smalti.maintenance.garbage:gc", MaintenanceRun),
+)
+STAGES = {stage.name: stage for stage in (*SOURCE_STAGES, *RELEASE_STAGES, *MAINTENANCE_STAGES)}
 
 
 def find_stage(name: str) -> Stage:

@@ -13,10 +13,9 @@ from pydantic import Field, ValidationError
 
 from smalti.config import Strict
 from smalti.errors import CorruptError, InputError
-from smalti.jobs.registry import find_stage
+from smalti.jobs.registry import Settings, find_stage
 from smalti.lake import Lake
 from smalti.objects import create_bytes, exists, read_bytes
-from smalti.settings import ReleaseRun, SourceRun
 
 
 class JobSpec(Strict):
@@ -29,7 +28,7 @@ class JobSpec(Strict):
     task: str
     settings: dict[str, Any]
 
-    def typed_settings(self) -> SourceRun | ReleaseRun:
+    def typed_settings(self) -> Settings:
         """The settings as the stage's own model. Raises InputError."""
         return validate_settings(self.stage, self.settings, f"settings of {self.dag}/{self.run}/{self.task}")
 
@@ -42,7 +41,7 @@ class JobSpec(Strict):
         return hashlib.sha256(self.encoded()).hexdigest()
 
 
-def validate_settings(stage: str, settings: dict[str, Any], where: str) -> SourceRun | ReleaseRun:
+def validate_settings(stage: str, settings: dict[str, Any], where: str) -> Settings:
     """Settings as the stage's model; a mistake is one InputError line."""
     try:
         return find_stage(stage).settings.model_validate(settings)

@@ -26,8 +26,9 @@ from smalti.accounting import Accounted
 from smalti.config import Dataset
 from smalti.curation.inputs import ablated
 from smalti.curation.record import Curation, create_named, read_curation
-from smalti.errors import ConflictError, InputError
+from smalti.errors import ConflictError, InputError, MissingObject
 from smalti.lake import BESIDE_VERSIONS, PARTS_FROM_RELEASE, Lake
+from smalti.maintenance.marks import refuse_doomed
 from smalti.release.collect import (
     Stream,
     Tally,
@@ -39,13 +40,13 @@ from smalti.release.collect import (
     upstream_of,
 )
 from smalti.release.diff import diff_manifests
-from smalti.release.latest import read_latest
+from smalti.release.latest import is_gone, read_latest
 from smalti.release.manifest import Accounting, Manifest, Provenance, beside, read_manifest
 from smalti.release.report import render
 from smalti.release.skips import canonical_json, nonzero, sha256
 from smalti.release.streams_yaml import streams_yaml
 from smalti.settings import ReleaseRun
-from smalti.shards.part import Part
+from smalti.shards.part import Part, read_part
 
 log = logging.getLogger("smalti")
 
@@ -134,6 +135,7 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
     parent = read_manifest(lake.manifest(manifest.dataset, claim.parent)) if claim.parent else None
     if not objects.exists(uri):
         log.info("assemble: writing %s %s", run.dataset.name, claim.version)
+        _refuse_what_goes(lake, curation, parts, streams)
         _write(lake, manifest, streams)
         changes = diff_manifests(lake, parent, manifest) if parent else None
         files = {
@@ -141,6 +143,8 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
             lake.release_report(manifest.dataset, manifest.version): render(lake, manifest, parent, changes, counted),
         }
         _commit(uri, with_files(manifest, files))
+        if is_gone(lake, run.dataset.name, claim.version):  # the run took longer than a grace
+            raise ConflictError("the version was given up while it was written", uri, "Curate and assemble again")
     else:
         changes = diff_manifests(lake, parent, manifest) if parent else None
         log.info("assemble: %s %s has this content already", run.dataset.name, claim.version)
@@ -175,7 +179,7 @@ def claim_version(lake: Lake, dataset: str, digest: str, wanted: str | None, bas
         raise InputError(f"a version cannot be called {wanted}", f"dataset {dataset}", "Choose another name")
     while True:
         claims = _claims(lake, dataset)
-        same = [claim for claim in claims if claim.digest == digest]
+        same = [claim for claim in claims if claim.digest == digest and not is_gone(lake, dataset, claim.version)]
         committed = [claim for claim in same if objects.exists(lake.manifest(dataset, claim.version))]
         if committed or same:
             return (committed or same)[0]
@@ -193,6 +197,22 @@ def claim_version(lake: Lake, dataset: str, digest: str, wanted: str | None, bas
             lake.claim(dataset, version), canonical_json({"digest": digest, "parent": claim.parent})
         ):
             return claim  # otherwise somebody was faster: look again
+
+
+def _refuse_what_goes(lake: Lake, curation: Curation, parts: Sequence[Part], streams: Sequence[Stream]) -> None:
+    """After the claim, which keeps it from then on: all that the manifest will name is there, and nobody deletes it.
+
+    Raises:
+        ConflictError: it is being collected as garbage.
+        MissingObject: it was.
+    """
+    skips = [lake.skip_file(curation.dataset, each.entry.skip_file) for each in streams if each.entry.skip_file]
+    record = lake.curation(curation.dataset, curation.digest())
+    refuse_doomed(lake, [record, *skips, *(lake.part(part.source, part.name) for part in parts)])
+    for part in parts:
+        read_part(lake, part.source, part.name)
+    if not objects.exists(record):
+        raise MissingObject("the curation was collected as garbage", record, "Curate again")
 
 
 def versions_of(lake: Lake, dataset: str) -> list[str]:

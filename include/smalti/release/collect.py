@@ -250,13 +250,17 @@ def upstream_of(lake: Lake, parts: Sequence[Part]) -> tuple[Count, ...]:
     """The accounting of the stages before, as they recorded it: ingest of each batch, and each part's shard stage."""
     counts: dict[str, Count] = {}
     for part in parts:
-        found = objects.read_versioned(lake.ingested(part.source, part.batch))
-        if found is not None:
-            report = json.loads(found[0])
-            what = f"{part.source}, batch {part.batch}, ingest"
-            counts[what] = Count(what=what, **{key: report[key] for key in ("rows_in", "rows_out", "dropped")})
-        what = f"{part.source}, batch {part.batch}, shard {part.name}"
-        counts[what] = Count(what=what, **part.accounting.model_dump(include={"rows_in", "rows_out", "dropped"}))
+        for sharded in part.sharded:
+            found = objects.read_versioned(lake.ingested(part.source, sharded.batch))
+            if found is not None:
+                report = json.loads(found[0])
+                what = f"{part.source}, batch {sharded.batch}, ingest"
+                counts[what] = Count(what=what, **{key: report[key] for key in ("rows_in", "rows_out", "dropped")})
+            what = f"{part.source}, batch {sharded.batch}, shard {sharded.name}"
+            counts[what] = Count(what=what, **sharded.accounting.model_dump(include={"rows_in", "rows_out", "dropped"}))
+        if part.replaces:
+            what = f"{part.source}, maintenance, part {part.name}"
+            counts[what] = Count(what=what, **part.accounting.model_dump(include={"rows_in", "rows_out", "dropped"}))
     return tuple(counts.values())
 
 

@@ -11,7 +11,7 @@ from smalti import objects
 from smalti.accounting import Report
 from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.lake import Lake
-from smalti.release.latest import Latest, move_latest, read_latest
+from smalti.release.latest import Ablation, keep_ablation, move_latest, read_latest
 from smalti.release.manifest import Manifest, parse_manifest
 from smalti.release.materialize import materialize
 from smalti.release.summary import samples_of
@@ -49,7 +49,7 @@ def publish(lake: Lake, run: ReleaseRun) -> PublishReport:
     manifest = _verified(lake, run.manifest, run.dataset.name)
     before = read_latest(lake, manifest.dataset)
     if manifest.without:
-        return _leave_latest(lake, manifest, before, started)
+        return _publish_ablation(lake, manifest, started)
     tree = lake.tree(manifest.dataset, manifest.version) if manifest.publish == "tree" else None
     served = before is not None and (before.version, before.digest) == (manifest.version, manifest.digest)
     if tree and not (served and objects.exists(f"{tree}/tree.json")):
@@ -61,13 +61,14 @@ def publish(lake: Lake, run: ReleaseRun) -> PublishReport:
     return report.model_copy(update={"tree": tree, "warnings": warnings})
 
 
-def _leave_latest(lake: Lake, manifest: Manifest, before: Latest | None, started: float) -> PublishReport:
+def _publish_ablation(lake: Lake, manifest: Manifest, started: float) -> PublishReport:
     """An ablation is opened by its own name: nobody who follows LATEST must get one unasked."""
+    kept = Ablation(version=manifest.version, digest=manifest.digest, base=manifest.parent or "")
+    served = keep_ablation(lake, manifest.dataset, kept).version
     tree = lake.tree(manifest.dataset, manifest.version) if manifest.publish == "tree" else None
     if tree and not objects.exists(f"{tree}/tree.json"):
         _write_tree(lake, manifest, tree)
     left_out = ", ".join(manifest.without)
-    served = before.version if before else None
     return PublishReport(
         stage="publish",
         seconds=time.monotonic() - started,

@@ -136,11 +136,11 @@ def dropped_before(lake: Lake, manifest: Manifest, most: int = MOST) -> Iterator
     for part in _parts(lake, manifest):
         for failed in part.failed:
             yield Dropped(id=failed.id, stage="shard", reason="decode_failed", detail=failed.detail)
-        if (part.source, part.batch) in seen:
-            continue
-        seen.add((part.source, part.batch))
-        yield from _rejected(lake, part, most)
-        yield from _without_bucket(lake, part, most)
+        for batch in (sharded.batch for sharded in part.sharded):
+            if (part.source, batch) not in seen:
+                seen.add((part.source, batch))
+                yield from _rejected(lake, part.source, batch, most)
+                yield from _without_bucket(lake, part.source, batch, most)
 
 
 def lake_of(manifest_uri: str) -> Lake:
@@ -163,29 +163,27 @@ def _skipped(name: str, reasons: tuple[SkipReason, ...], said: Explanation | Non
     )
 
 
-def _rejected(lake: Lake, part: Part, most: int) -> Iterator[Dropped]:
+def _rejected(lake: Lake, source: str, batch: str, most: int) -> Iterator[Dropped]:
     import pyarrow.parquet as pq
 
-    found = objects.read_versioned(lake.rejects(part.source, part.batch))
+    found = objects.read_versioned(lake.rejects(source, batch))
     if found is None:
         return
     for row in pq.read_table(io.BytesIO(found[0])).slice(0, most).to_pylist():
-        yield Dropped(
-            id=f"{part.source}/{row['key']}", stage="ingest", reason=row["reason"], detail=row.get("detail") or ""
-        )
+        yield Dropped(id=f"{source}/{row['key']}", stage="ingest", reason=row["reason"], detail=row.get("detail") or "")
 
 
-def _without_bucket(lake: Lake, part: Part, most: int) -> Iterator[Dropped]:
+def _without_bucket(lake: Lake, source: str, batch: str, most: int) -> Iterator[Dropped]:
     from smalti.table.store import lance_errors, open_table, sql_text
 
-    uri = lake.table(part.source)
+    uri = lake.table(source)
     table = open_table(uri)
     if table is None:
         return  # erased, or a lake without its tables: the manifest's accounting still has the counts
     with lance_errors(uri):
         rows = table.to_table(
             columns=["id", "drop", "width", "height"],
-            filter=f"batch = {sql_text(part.batch)} AND drop IS NOT NULL",
+            filter=f"batch = {sql_text(batch)} AND drop IS NOT NULL",
             limit=most,
         ).to_pylist()
     for row in sorted(rows, key=lambda each: str(each["id"])):

@@ -86,12 +86,33 @@ def rewrite_shard(data: bytes, keep: Sequence[int], where: str = "shard") -> byt
         CorruptError: these are not the bytes of a whole shard.
         ValueError: nothing is kept, or an index is outside the shard.
     """
-    _, config, bounds = _unpack(data, where)
-    if not keep:
+    return gather_shard({where: data}, [(where, index) for index in keep])
+
+
+def gather_shard(shards: Mapping[str, bytes], picks: Sequence[tuple[str, int]]) -> bytes:
+    """One shard of samples of several, in the order of `picks`: no image is decoded, and the configuration stays.
+
+    Args:
+        shards: name -> bytes. All were written with one configuration; the name stands in errors.
+        picks: name of a shard, and index of a sample in it.
+    Raises:
+        CorruptError: these are not the bytes of a whole shard, or their configurations differ.
+        ValueError: nothing is picked, or an index is outside its shard.
+    """
+    if not picks:
         raise ValueError("a shard holds at least one sample")
-    if min(keep) < 0 or max(keep) >= len(bounds):
-        raise ValueError(f"{where} has samples 0 to {len(bounds) - 1}; asked for {min(keep)} to {max(keep)}")
-    return _pack(config, [data[slice(*bounds[index])] for index in keep])
+    opened = {name: _unpack(data, name) for name, data in shards.items()}
+    first = next(iter(opened))
+    for name, (_, config, _) in opened.items():
+        if config != opened[first][1]:
+            raise CorruptError(f"its columns are not those of {first}", name, "Shard the batch again")
+    samples = []
+    for name, index in picks:
+        bounds = opened[name][2]
+        if not 0 <= index < len(bounds):
+            raise ValueError(f"{name} has samples 0 to {len(bounds) - 1}; asked for {index}")
+        samples.append(shards[name][slice(*bounds[index])])
+    return _pack(opened[first][1], samples)
 
 
 def decode_sample(columns: Mapping[str, str], raw: bytes, where: str = "sample") -> dict[str, Value]:

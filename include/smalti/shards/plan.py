@@ -101,7 +101,7 @@ def plan_part(rows: pa.Table, settings: PlanSettings) -> PartPlan:
     for (tier, ar), start, stop in _runs(rows):
         if (tier, ar) not in known:
             raise ValueError(f"{rows['id'][start]}: there is no bucket {tier}/{ar}")
-        ends = start + _boundaries(sizes[start:stop], settings.encoding.shard_bytes)
+        ends = start + cut(sizes[start:stop], settings.encoding.shard_bytes)
         starts = [start, *ends[:-1]]
         shards += [
             PlannedShard(known[tier, ar], number, int(a), int(b))
@@ -134,7 +134,7 @@ def estimated_bytes(rows: pa.Table, encoding: Encoding) -> npt.NDArray[np.int64]
     return np.asarray(np.rint(pixels * rate) + text + other, np.int64)
 
 
-def _boundaries(sizes: npt.NDArray[np.int64], target: int) -> npt.NDArray[np.int64]:
+def cut(sizes: npt.NDArray[np.int64], target: int) -> npt.NDArray[np.int64]:
     """Where each shard ends: as many samples as fit into `target` bytes, and at least one."""
     total = np.cumsum(sizes)
     ends, begin, used = [], 0, 0

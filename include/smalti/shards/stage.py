@@ -29,8 +29,9 @@ from smalti.lake import Lake
 from smalti.reasons import DropReason
 from smalti.settings import SourceRun
 from smalti.shards import mds
-from smalti.shards.part import FailedRow, Part, PartBucket, committed_parts, read_part
+from smalti.shards.part import ABANDONED, FailedRow, Part, PartBucket, committed_parts, read_part
 from smalti.shards.plan import COLUMNS, ROW, PartPlan, PlanSettings, plan_part
+from smalti.shards.replacements import read_log
 from smalti.shards.samples import SCHEMA, encode_samples
 from smalti.shards.write import ShardFacts, ShardTask, TaskRow, encoders, mds_columns, write_shard
 from smalti.sources.inventory import read_inventory
@@ -86,12 +87,16 @@ def shard(lake: Lake, run: SourceRun) -> ShardReport:
         encoding=run.source.encoding,
     )
     plan = plan_part(batch.rows, settings)
-    parts = committed_parts(lake, run.source.name)
-    of_batch = [part for part in parts if part.batch == run.batch]
+    log_of_parts = read_log(lake, run.source.name)
+    parts = committed_parts(lake, run.source.name, log=log_of_parts)
+    sharded = [origin for part in parts for origin in part.sharded] + list(log_of_parts.origins())
+    of_batch = sorted((each for each in sharded if each.batch == run.batch), key=lambda each: each.order)
     if of_batch and of_batch[-1].digest == plan.digest:
         log.info("shard: %s has the same plan, nothing to write", of_batch[-1].name)
-        return _report(lake, of_batch[-1], started)
-    sequence = 1 + max((part.sequence for part in parts), default=0)
+        holder = log_of_parts.holder(of_batch[-1].name)
+        return _report(lake, of_batch[-1].accounting, next((p for p in parts if p.name == holder), None), started)
+    sequence = 1 + max([each.sequence for each in sharded], default=0)
+    sequence = max(sequence, 1 + log_of_parts.last_sequence())
     return _write(lake, run, batch, plan, sequence, started)
 
 
@@ -200,7 +205,8 @@ def _write(lake: Lake, run: SourceRun, batch: Batch, plan: PartPlan, sequence: i
             "table_version": batch.version,
         },
     )
-    return _report(lake, _commit(lake, part), started)
+    part = commit_part(lake, part)
+    return _report(lake, part.accounting, part, started)
 
 
 class _Tasks(Sequence[ShardTask]):
@@ -294,11 +300,21 @@ def _write_indices(
         )
 
 
-def _commit(lake: Lake, part: Part) -> Part:
-    """Create part.json, or find that another attempt has committed the same."""
+def commit_part(lake: Lake, part: Part) -> Part:
+    """Create part.json, or find that another attempt has committed the same.
+
+    Raises:
+        ConflictError: it was committed with other content, or given up.
+    """
     uri = lake.part_commit(part.source, part.name)
     if objects.create_bytes(uri, part.encode()):
         return part
+    if objects.read_bytes(uri) == ABANDONED:
+        raise ConflictError(
+            "the part was collected as garbage while it was written, since nobody had worked on it for long",
+            uri,
+            "Run it again: it is written under another name",
+        )
     found = read_part(lake, part.source, part.name)
     if found.content() != part.content():
         raise ConflictError(
@@ -309,12 +325,13 @@ def _commit(lake: Lake, part: Part) -> Part:
     return found
 
 
-def _report(lake: Lake, part: Part, started: float) -> ShardReport:
+def _report(lake: Lake, accounting: Accounted, part: Part | None, started: float) -> ShardReport:
+    """What the shard stage counted, and the part that holds the samples now; None: later ones have superseded them all."""
     return ShardReport(
-        **part.accounting.model_dump(include={"stage", "rows_in", "rows_out", "dropped"}),
+        **accounting.model_dump(include={"stage", "rows_in", "rows_out", "dropped"}),
         seconds=time.monotonic() - started,
-        part=part.name,
-        part_uri=lake.part_commit(part.source, part.name),
-        shards=sum(bucket.shards for bucket in part.buckets),
-        bytes=sum(bucket.bytes for bucket in part.buckets),
+        part=part.name if part else None,
+        part_uri=lake.part_commit(part.source, part.name) if part else None,
+        shards=sum(bucket.shards for bucket in part.buckets) if part else 0,
+        bytes=sum(bucket.bytes for bucket in part.buckets) if part else 0,
     )

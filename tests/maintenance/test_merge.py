@@ -1,0 +1,172 @@
+"""Merging: fewer and fuller shards, the same samples, and of every id still the one that was newest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from smalti import objects
+from smalti.lake import Lake
+from smalti.maintenance.merge import MergeReport, merge
+from smalti.maintenance.rewrite import rewrite
+from smalti.release import verify as verify_module
+from smalti.release.manifest import read_manifest
+from smalti.release.summary import summary
+from smalti.release.verify import verify_manifest
+from smalti.settings import MaintenanceRun
+from smalti.shards.part import batch_orders, committed_parts
+from smalti.shards.stage import shard
+from smalti.sources.inventory import OBJECTS, Inventory
+from tests.maintenance.conftest import APPLY, content, deliver, release, rows_of_a_day, served, until_done
+from tests.maintenance.test_rewrite import shards_of
+from tests.release.conftest import build
+from tests.release.test_verify import kept_ids
+from tests.support.pictures import Row, picture, release_run, source_run, stored, write_table
+
+
+@pytest.fixture(autouse=True)
+def without_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing streaming takes many seconds, and the loader has tests of its own."""
+    monkeypatch.setattr(verify_module, "read_ids", kept_ids)
+
+
+def merged(lake: Lake, **settings: Any) -> MergeReport:
+    return merge(lake, APPLY.model_copy(update=settings))
+
+
+def staged(lake: Lake, batch: str, earlier: tuple[str, ...]) -> None:
+    """The inventory of a batch, which says what was delivered before it."""
+    data = Inventory(OBJECTS.empty_table(), "file:///x", None, "", None, 0, earlier).encoded()
+    objects.create_bytes(lake.inventory("demo", batch), data)
+
+
+def test_small_parts_become_one_with_full_shards_and_a_release_serves_the_same(lake: Lake) -> None:
+    old = read_manifest(lake.manifest("set", "v1"))
+    before, parts = served(lake, old), committed_parts(lake, "demo")
+    report = merged(lake)
+    [part] = committed_parts(lake, "demo")
+    assert report.merged == {f"demo/{part.name}": tuple(f"demo/{each.name}" for each in parts)}
+    assert (report.samples, report.kept, report.dropped, report.shards_before) == (15, 15, {}, 15)
+    shards = shards_of(lake, part)
+    assert report.shards_after == len(shards) == 3
+    assert max(len(data) for _, data in shards) <= part.encoding.shard_bytes
+    assert [name for ids, _ in shards for name in ids] == sorted(name for ids, _ in shards for name in ids)
+    new = release(lake)
+    assert served(lake, new) == before == served(lake, old)
+    assert len(before) == 12
+    for version in ("v1", "v2"):
+        assert verify_manifest(lake.manifest("set", version)).faults == ()
+
+
+def test_the_accounting_and_the_story_of_dropped_rows_cover_all_batches(lake: Lake) -> None:
+    deliver(lake, "b4", [*rows_of_a_day(4), Row("small.png", stored(picture(1, 90, 90), "PNG"))])
+    merged(lake)
+    new = release(lake)
+    counts = {count.what: (count.rows_in, count.rows_out) for count in new.accounting.upstream}
+    [part] = committed_parts(lake, "demo")
+    assert {origin.batch for origin in part.origins} == {"b1", "b2", "b3", "b4"}
+    for origin in part.origins:
+        rows = 6 if origin.batch == "b4" else 5
+        assert counts[f"demo, batch {origin.batch}, ingest"] == (rows, rows)
+        assert counts[f"demo, batch {origin.batch}, shard {origin.name}"] == (rows, 5)
+    assert counts[f"demo, maintenance, part {part.name}"] == (20, 20)
+    assert [each.id for each in summary(lake.manifest("set", "v2")).dropped] == ["demo/small.png"]
+
+
+def test_of_an_id_the_newest_sample_is_kept_whatever_was_sharded_first(lake: Lake) -> None:
+    """Batch `late` was delivered after `new`, and sharded before it."""
+    staged(lake, "new", ("b1", "b2", "b3"))
+    staged(lake, "late", ("b1", "b2", "b3", "new"))
+    deliver(lake, "late", [Row("1-0.jpg", stored(picture(900)))])
+    deliver(lake, "new", [Row("1-0.jpg", stored(picture(901))), Row("1-1.jpg", stored(picture(902)))])
+    before = served(lake, release(lake))
+    report = merged(lake)
+    assert report.dropped == {"superseded": 3}
+    after = release(lake)
+    assert after.accounting.skipped == {"text": 3}
+    assert served(lake, after) == before
+
+
+def test_a_batch_that_is_sharded_again_later_comes_in_between(lake: Lake) -> None:
+    """b2x had a picture of b1 again, and all are merged. b1 is then sharded anew: its pictures are newer, but for that one."""
+    deliver(lake, "b2x", [Row("1-0.jpg", stored(picture(910)), caption="delivered again")])
+    merged(lake)
+    merged_part = committed_parts(lake, "demo")[-1]
+    run = source_run(batch="b1", quality=80)
+    again = shard(lake, run).part
+    parts = committed_parts(lake, "demo")
+    assert {part.name for part in parts} == {merged_part.name, again}
+    orders = dict(zip((part.name for part in parts), batch_orders(parts), strict=True))
+    assert orders[merged_part.name]["b1"] < orders[str(again)]["b1"] < orders[merged_part.name]["b2"]
+    new = release(lake)
+    found = served(lake, new)
+    assert b"delivered again" in found["demo/1-0.jpg"]
+    sharded_anew = {name for ids, _ in shards_of(lake, next(p for p in parts if p.name == again)) for name in ids}
+    assert sharded_anew == {*(f"demo/1-{n}.jpg" for n in range(4)), "demo/1-text.jpg"}
+    old = served(lake, read_manifest(lake.manifest("set", "v1")))
+    assert all(found[f"demo/1-{n}.jpg"] != old[f"demo/1-{n}.jpg"] for n in range(4)), "quality 80, or delivered again"
+    assert all(found[f"demo/2-{n}.jpg"] == old[f"demo/2-{n}.jpg"] for n in range(4))
+
+
+def test_only_parts_of_one_kind_and_one_shard_run_a_batch_are_merged(lake: Lake) -> None:
+    other = source_run(batch="b4", quality=80)
+    write_table(lake, other, rows_of_a_day(4))
+    first = shard(lake, other).part
+    assert shard(lake, source_run(batch="b4")).part != first
+    merged(lake)
+    parts = committed_parts(lake, "demo")
+    assert [len(part.replaces) for part in parts if part.encoding.quality == 92] == [4]
+    assert [part.name for part in parts if part.encoding.quality == 80] == [first]
+    assert merged(lake).merged == {}
+
+
+def test_large_parts_stay_and_a_group_ends_when_it_is_large(lake: Lake) -> None:
+    deliver(lake, "b4", rows_of_a_day(4))
+    sizes = [sum(bucket.bytes for bucket in part.buckets) for part in committed_parts(lake, "demo")]
+    assert merged(lake, small_part_bytes=min(sizes)).merged == {}
+    report = merged(lake, small_part_bytes=max(sizes) + 1)
+    assert [len(names) for names in report.merged.values()] == [2, 2]
+    assert merged(lake, small_part_bytes=max(sizes) + 1).merged == {}
+
+
+def test_a_merged_part_is_merged_and_rewritten_again_and_shard_knows_every_batch(lake: Lake) -> None:
+    merged(lake)
+    release(lake)
+    deliver(lake, "b4", rows_of_a_day(4))
+    merged(lake)
+    release(lake)
+    report = rewrite(lake, APPLY.model_copy(update={"keep_versions": 1}))
+    assert report.dropped == {"text": 4}
+    [part] = committed_parts(lake, "demo")
+    assert (part.samples, part.accounting.rows_in, len(part.origins)) == (16, 20, 4)
+    before = {each.uri: each for each in objects.list_objects(lake.root)}
+    for batch in ("b1", "b2", "b3", "b4"):
+        assert shard(lake, source_run(batch=batch)).part == part.name
+    assert {each.uri: each for each in objects.list_objects(lake.root)} == before
+    assert verify_manifest(build(lake, release_run()).manifest).faults == ()
+
+
+def test_killed_at_any_change_the_next_run_ends_in_the_same_bytes(
+    copies: Callable[[str], Lake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = copies("undisturbed")
+    report = merge(undisturbed, APPLY)
+    wanted = content(undisturbed)
+    killed = 0
+    for lake in until_done(monkeypatch, copies, lambda lake: merge(lake, APPLY)):
+        assert len(committed_parts(lake, "demo")) == 3
+        assert merge(lake, APPLY).model_copy(update={"seconds": report.seconds}) == report
+        assert content(lake) == wanted
+        killed += 1
+    assert killed == 10, "three shards and their records, samples.parquet, index.json, part.json, the step"
+
+
+def test_dry_run_says_the_same_and_writes_nothing(lake: Lake) -> None:
+    before = {each.uri: each for each in objects.list_objects(lake.root)}
+    told = merge(lake, MaintenanceRun())
+    assert {each.uri: each for each in objects.list_objects(lake.root)} == before
+    done = merged(lake)
+    assert list(told.merged.values()) == list(done.merged.values())
+    assert (told.samples, told.kept) == (done.samples, done.kept)
