@@ -78,9 +78,9 @@ class Ranks:
         deadline = time.monotonic() + _PATIENCE
         while len(outcomes) < world.size:
             ready = wait([p for n, p in enumerate(pipes) if n not in outcomes], max(0, deadline - time.monotonic()))
-            for pipe in ready:
-                assert isinstance(pipe, Connection)
-                rank = pipes.index(pipe)
+            for rank, pipe in enumerate(pipes):
+                if pipe not in ready:
+                    continue
                 kind, outcomes[rank] = pipe.recv()
                 if kind == "raised":  # the others wait for it
                     self.close()
@@ -88,9 +88,10 @@ class Ranks:
             if not ready:
                 self.close()
                 raise AssertionError(f"{world} hangs; these have ended: {sorted(outcomes)}")
-        for word in ("close", "closed"):  # not before all are done: the leader takes the shared memory with it
-            for pipe in pipes:
-                assert pipe.send(word) is None if word == "close" else pipe.recv() == word
+        for pipe in pipes:  # not before all are done: the leader takes the shared memory with it
+            pipe.send("close")
+        for pipe in pipes:
+            assert pipe.recv() == "closed"
         return [outcomes[rank] for rank in range(world.size)]
 
     def _start(self) -> None:

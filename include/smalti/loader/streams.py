@@ -70,7 +70,7 @@ class KeptReader(MDSReader):  # type: ignore[misc]  # streaming is untyped
 
     def get_sample_data(self, idx: int) -> bytes:
         if self._before is not None:
-            idx += int(np.searchsorted(self._before, idx, side="right"))
+            idx += int(self._before.searchsorted(idx, side="right"))  # half the time of np.searchsorted
         return bytes(super().get_sample_data(idx))
 
 
