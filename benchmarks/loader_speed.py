@@ -178,13 +178,13 @@ def streams(folder: Path, apart: Callable[[], Any], rounds: int, samples: int, w
 def crossover(folder: Path, apart: Callable[[], Any], rounds: int) -> None:
     padded = picture("x") + bytes(16_000)  # a decoder stops at the end of the picture
     releases.picture = lambda _: padded
-    shards, found = layout(4, 20, 64), {}
+    shards, found = layout(4, 10, 64), {}
     for where in ("local disk", "throttled store"):
         with contextlib.ExitStack() as stack:
             lake, slow = Lake.at(str(folder / "local")), None
             if where == "throttled store":
                 lake, slow = stack.enter_context(store(folder))
-            for percent in (0, 5, 10, 20, 30, 40, 50):
+            for percent in (0, 10, 20, 30, 40, 50):
                 release = build(lake, version=f"v{percent}", shards=shards, skips=skip_share(percent / 100))
                 if slow:
                     slow.rate = THROTTLE

@@ -161,3 +161,19 @@ def test_paths_with_spaces_and_percent_signs_survive(tmp_path: Path) -> None:
     objects.create_bytes(uri, b"x")
     assert objects.local_path(uri) == tmp_path / "a b%20c"
     assert [o.uri for o in objects.list_objects(objects.file_uri(tmp_path))] == [uri]
+
+
+def test_missing_google_credentials_are_one_line_that_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    from google.auth.exceptions import DefaultCredentialsError
+
+    def client() -> None:
+        raise DefaultCredentialsError("Your default credentials were not found.")
+
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setattr("google.cloud.storage.Client", client)
+    objects.forget_clients()
+    with pytest.raises(
+        LakeError, match=r"^gs://bucket/x: there are no Google .* Set GOOGLE_APPLICATION_CREDENTIALS to"
+    ):
+        objects.read_bytes("gs://bucket/x")
+    objects.forget_clients()

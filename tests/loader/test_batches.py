@@ -99,6 +99,46 @@ def test_a_stream_that_fills_no_batch_is_left_out_and_named(
     assert len(flat(ids(ours(release)))) == 71  # random batches know no streams
 
 
+GROUPS: Shards = {
+    "a": {"1": {(512, "1.000"): (40,), (512, "0.778"): (30,), (1024, "1.000"): (2,)}},
+    "b": {"1": {(512, "1.000"): (3,), (512, "0.778"): (20,), (1024, "2.000"): (2,)}},
+}
+"""Of b, the square ones fit into a's stream; both have one of another shape that fits nowhere."""
+
+
+@pytest.mark.parametrize("method", ["per_stream", "device_per_stream"])
+def test_small_streams_are_put_together_with_another_group_of_their_shape(
+    lake: Lake, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    mixing = {"a": 1.0, "b": 0.6}
+    release = build(lake, shards=GROUPS, groups={"a": "a", "b": "b"}, mixing=mixing)
+    dataset = ours(release, batching_method=method, small_streams="merge")
+
+    assert [stream.name for stream in dataset.streams] == ["a/512/0.778", "a+b/512/1.000", "b/512/0.778"]
+    assert "stream b/512/1.000: its" in caplog.text
+    assert "put together with a/512/1.000" in caplog.text
+    assert "stream a/1024/1.000: its" in caplog.text
+    assert "left out; no stream of another group has its shape" in caplog.text
+    shares = {stream.name: stream.proportion for stream in dataset.streams}
+    assert shares["a+b/512/1.000"] == pytest.approx(1 / 1.6 * 40 / 70 + 0.6 / 1.6 * 3 / 23)
+    served = [batch for _ in range(4) for batch in ids(dataset)]
+    assert all(len({"/".join(each.split("/")[2:4]) for each in batch}) == 1 for batch in served)
+    assert {each for each in flat(served) if each.startswith("b/1/512/1.000")} == set(release.kept["b/512/1.000"])
+
+    state = dataset.state_dict(0, True)
+    with pytest.raises(InputError, match="`small_streams`"):
+        ours(release, batching_method=method).load_state_dict(state)
+
+
+def test_small_streams_can_be_refused(lake: Lake) -> None:
+    release = build(lake, shards=GROUPS)
+    assert ours(release, small_streams="refuse").size == 97  # random batches know no streams
+    with pytest.raises(InputError, match=r"stream main/1024/1\.000: its 2 samples fill no batch of 6 \(per_stream\)"):
+        ours(release, batching_method="per_stream", small_streams="refuse")
+    with pytest.raises(InputError, match=r"small_streams='drop' is no choice\. .*Use one of leave_out, merge, refuse"):
+        ours(release, small_streams="drop")
+
+
 def epochs() -> Iterator[tuple[str, list[int], tuple[int, int, int], int]]:
     rng = random.Random(0)
     for method in METHODS[1:]:
