@@ -1,6 +1,7 @@
 """ReleaseDataset with skip lists against an unmodified StreamingDataset over the rewritten tree, 8 worker processes.
 
     python -m benchmarks.loader_speed streams       52 streams x 20 parts; 0, 1, 10 % skipped; local disk, and a store 50 ms away
+    python -m benchmarks.loader_speed one           0, 1, 10 % skipped; one process asks both for the same 20 samples in turns, by CPU
     python -m benchmarks.loader_speed crossover     0 to 50 % skipped; local disk, and a store that hands out 10 MB/s
 
 The store is fake-gcs-server behind a front that waits; both sides read it through the same Google client, into an empty
@@ -14,6 +15,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import random
 import resource
 import shutil
 import tempfile
@@ -175,6 +177,33 @@ def streams(folder: Path, apart: Callable[[], Any], rounds: int, samples: int, w
                 slow.delay = 0.0
 
 
+def one(folder: Path, apart: Callable[[], Any]) -> None:
+    from streaming import Stream, StreamingDataset
+
+    from smalti.loader import ReleaseDataset
+
+    lake, rng = Lake.at(str(folder / "lake")), random.Random(0)
+    for percent in (0, 1, 10):
+        release = build(lake, version=f"v{percent}", shards=layout(10, 4, 30), skips=skip_share(percent / 100))
+        tree = lake.tree("demo", release.manifest.version)
+        materialize(release.uri, tree)
+        folders = [str(local_path(f"{tree}/{stream.tier}/{stream.ar}")) for stream in release.manifest.select()]
+        with apart():
+            ours = ReleaseDataset(release.uri, batch_size=BATCH)
+            plain = StreamingDataset(streams=[Stream(local=each) for each in folders], batch_size=BATCH)
+            ratios = []
+            for number in range(1200):
+                wanted = [rng.randrange(ours.size) for _ in range(20)]
+                used = {}
+                for dataset in (ours, plain) if number % 2 else (plain, ours):
+                    began = time.process_time()
+                    for each in wanted:
+                        dataset[each]
+                    used[dataset is ours] = time.process_time() - began
+                ratios.append(used[False] / used[True])
+        print(f"one process, {percent} % skipped: plain / ours {median(ratios[200:]):.3f} (median of 1000)", flush=True)
+
+
 def crossover(folder: Path, apart: Callable[[], Any], rounds: int) -> None:
     padded = picture("x") + bytes(16_000)  # a decoder stops at the end of the picture
     releases.picture = lambda _: padded
@@ -184,7 +213,7 @@ def crossover(folder: Path, apart: Callable[[], Any], rounds: int) -> None:
             lake, slow = Lake.at(str(folder / "local")), None
             if where == "throttled store":
                 lake, slow = stack.enter_context(store(folder))
-            for percent in (0, 10, 20, 30, 40, 50):
+            for percent in (0, 10, 30, 50):
                 release = build(lake, version=f"v{percent}", shards=shards, skips=skip_share(percent / 100))
                 if slow:
                     slow.rate = THROTTLE
@@ -244,7 +273,7 @@ def pays_after(found: dict[str, float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["streams", "crossover"])
+    parser.add_argument("what", choices=["streams", "one", "crossover"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=24, help="of a shard")
     parser.add_argument("--where", choices=["local", "store"], help="of `streams`; default: both")
@@ -259,6 +288,9 @@ def main() -> None:
             folder.mkdir()
             return apart(folder)
 
+        if arguments.what == "one":
+            one(Path(name), own)
+            return
         if arguments.what == "crossover":
             crossover(Path(name), own, arguments.rounds)
             return

@@ -15,11 +15,13 @@ A manifest on disk without `local` is read in place, and nothing is copied.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from time import time_ns
 from typing import Any, get_args
 
 import numpy as np
@@ -32,7 +34,7 @@ from smalti.loader.position import Position, connected, resolve
 from smalti.loader.skips import Optouts, lift, served_shards
 from smalti.loader.small import Chosen, SmallStreams, that_fill_a_batch
 from smalti.loader.streams import SkipStream, SkipStreamMixin
-from smalti.loader.substitutes import substitutes
+from smalti.loader.substitutes import Exchanger, substitutes
 from smalti.objects import local_path, normalise_uri
 from smalti.reasons import SkipReason
 from smalti.release.manifest import Manifest, StreamEntry, parts_uri, read_manifest
@@ -135,17 +137,21 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             self.manifest, _choose(source, applied), source.small, source.batch_size, source.streaming
         )
         self.optouts = position
-        self._gone, self._instead = _exchanged(self.manifest, streams, since)
-        if len(self._gone):
+        gone, instead = _exchanged(self.manifest, streams, since)
+        if len(gone):
             report.append((
                 logging.WARNING,
-                f"{len(self._gone)} samples were opted out since the checkpoint: others stand in",
+                f"{len(gone)} samples were opted out since the checkpoint: others stand in",
             ))
         names = [stream.name for stream in streams]
         self._selection = sha256(canonical_json([names, sorted(source.lifted)]))[:16]
         made = [_stream(source, self.manifest, stream, share) for stream, share in zip(streams, shares, strict=True)]
         del streams  # a hundred thousand index entries, which the readers make superfluous
         super().__init__(streams=made, batch_size=source.batch_size, **source.streaming)
+        if len(
+            gone
+        ):  # whoever asks where a sample is, to fetch it ahead or to serve it, is told where its substitute is
+            self.spanner = Exchanger(self.spanner, gone, instead)
         if self._unique_rank_world.is_leader:
             for level, line in report:
                 log.log(level, line)
@@ -204,23 +210,6 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             )
         self._set_up(position)
 
-    def _get_work(self, epoch: int, sample_in_epoch: int) -> NDArray[np.int64]:
-        """This worker's samples of the epoch, so that what is fetched ahead is what will be served."""
-        numbers: NDArray[np.int64] = super()._get_work(epoch, sample_in_epoch)
-        return self._served(numbers)
-
-    def get_item(self, sample_id: int, retry: int = 7) -> Any:
-        if len(self._gone):
-            sample_id = int(self._served(np.array([sample_id]))[0])
-        return super().get_item(sample_id, retry)
-
-    def _served(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sample numbers, those that were opted out since the checkpoint exchanged; -1 stays."""
-        if not len(self._gone):
-            return numbers
-        at = np.minimum(np.searchsorted(self._gone, numbers), len(self._gone) - 1)
-        return np.where(self._gone[at] == numbers, self._instead[at], numbers)
-
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """An epoch, or what is left of one. What a background thread ran into is raised here, and never ends it early."""
         try:
@@ -233,9 +222,16 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
         """Bring a shard here.
 
+        It is asked for each sample that lies ahead. One that is here is only noted as used, without the lock that
+        StreamingDataset takes: if it is evicted in the meantime, get_item misses the file and asks again.
         One that cannot be fetched is marked as if it were here: workers that wait for it go on, miss the file, try it
         themselves, and end with the same error. Left as `preparing`, it would have them wait for ever.
         """
+        shard = self.shards[shard_id]
+        path = os.path.join(shard.dirname, shard.raw_data.basename)
+        if self._shard_states[shard_id] == _ShardState.LOCAL and os.path.isfile(path):
+            self._shard_access_times[shard_id] = time_ns()
+            return
         try:
             super().prepare_shard(shard_id, blocking)
         except (SmaltiError, OSError):

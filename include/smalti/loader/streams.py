@@ -74,7 +74,8 @@ class KeptReader(MDSReader):  # type: ignore[misc]  # streaming is untyped
     def get_sample_data(self, idx: int) -> bytes:
         if self._before is not None:
             idx += bisect_right(self._before, idx)
-        return bytes(super().get_sample_data(idx))
+        data: bytes = super().get_sample_data(idx)
+        return data
 
 
 class SkipStreamMixin:

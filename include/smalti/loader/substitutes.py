@@ -8,12 +8,41 @@ its stream. So shapes, ranks and the position stay in step, and the choice follo
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64]
+
+
+class Places(Protocol):
+    """StreamingDataset's Spanner: sample number -> (shard, number in the shard)."""
+
+    def __getitem__(self, index: int) -> tuple[int, int]: ...
+
+
+class Exchanger:
+    """A Spanner that knows of substitutes.
+
+    Args:
+        places: the Spanner.
+        gone: samples that may no longer be served, ascending.
+        instead: what is served in place of each.
+    """
+
+    def __init__(self, places: Places, gone: Numbers, instead: Numbers) -> None:
+        self._places = places
+        self._gone = gone
+        self._instead = instead
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        at = bisect_left(self._gone, index)
+        if at < len(self._gone) and self._gone[at] == index:
+            index = int(self._instead[at])
+        return self._places[index]
 
 
 def substitutes(kept: Numbers, gone: Mapping[int, Numbers]) -> tuple[Numbers, Numbers] | None:
