@@ -206,7 +206,7 @@ def one(folder: Path, apart: Callable[[], Any]) -> None:
 
 def crossover(folder: Path, apart: Callable[[], Any], rounds: int) -> None:
     padded = picture("x") + bytes(16_000)  # a decoder stops at the end of the picture
-    releases.picture = lambda _: padded
+    releases.picture = lambda sample_id: padded
     shards, found = layout(4, 10, 64), {}
     for where in ("local disk", "throttled store"):
         with contextlib.ExitStack() as stack:

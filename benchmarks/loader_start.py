@@ -48,7 +48,14 @@ def fabricate(folder: Path, shards: int) -> str:
     """Write the release and the tree's indices. Returns the URI of the manifest."""
     lake, rng = Lake.at(str(folder / "lake")), np.random.default_rng(0)
     buckets = [(tier, bucket.ar) for tier in TIERS for bucket in buckets_of(tier)]
-    sample = {"image": picture("x"), "caption": "x", "id": "x", "source": "s", "width": 8, "height": 8}
+    sample: dict[str, mds.Value] = {
+        "image": picture("x"),
+        "caption": "x",
+        "id": "x",
+        "source": "s",
+        "width": 8,
+        "height": 8,
+    }
     entry = mds.shard_entry("x", mds.encode_shard(COLUMNS, [sample]))
     streams, total = [], 0
     for number, (tier, ar) in enumerate(buckets):

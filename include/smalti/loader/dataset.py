@@ -93,6 +93,7 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
     """
 
     optouts: int
+    spanner: Any
 
     def __init__(
         self,
