@@ -5,7 +5,7 @@
     python -m benchmarks.loader_speed crossover     0 to 50 % skipped; local disk, and a store that hands out 10 MB/s
 
 The store is fake-gcs-server behind a front that waits; both sides read it through the same Google client, into an empty
-cache each time. Rates are of the epoch after its first batch; on a machine that is busy with other things the
+cache each time. Rates are of the epoch after its first batch (`crossover`: of all of it, for most is fetched before the first); on a machine that is busy with other things the
 CPU that the workers used says more. Rounds alternate. `crossover` also writes docs/skip-or-rewrite.svg.
 """
 
@@ -76,15 +76,17 @@ def store(folder: Path) -> Iterator[tuple[Lake, Store]]:
 
 @dataclass(frozen=True)
 class Rate:
-    """Samples a second after the first batch, and CPU-seconds that the workers used for each thousand samples."""
+    """Samples a second after the first batch, of the whole epoch, and the workers' CPU-seconds for a thousand samples."""
 
     wall: float
+    whole: float
     cpu: float
 
 
 def epoch(dataset: Any) -> Rate:
     from torch.utils.data import DataLoader
 
+    started = time.perf_counter()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     loader = iter(DataLoader(dataset, batch_size=BATCH, num_workers=WORKERS, collate_fn=list))
     first = len(next(loader))
@@ -94,7 +96,7 @@ def epoch(dataset: Any) -> Rate:
     del loader  # the workers end, and what they used is known
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Rate(count / seconds, 1000 * cpu / (first + count))
+    return Rate(count / seconds, (first + count) / (began + seconds - started), 1000 * cpu / (first + count))
 
 
 class Pair:
@@ -136,16 +138,19 @@ class Pair:
                 )
             return epoch(StreamingDataset(streams=streams, batch_size=BATCH, shuffle=True))
 
-    def compare(self, rounds: int, apart: Callable[[], Any]) -> dict[str, float]:
+    def compare(self, rounds: int, apart: Callable[[], Any], whole: bool = False) -> dict[str, float]:
+        def rate(each: Rate) -> float:
+            return each.whole if whole else each.wall
+
         rates: dict[str, list[Rate]] = {"ours": [], "plain": []}
         for number in range(rounds):
             for side in ("ours", "plain") if number % 2 else ("plain", "ours"):
                 with apart():
                     rates[side].append(self.ours() if side == "ours" else self.plain())
-        ratios = [a.wall / b.wall for a, b in zip(rates["ours"], rates["plain"], strict=True)]
+        ratios = [rate(a) / rate(b) for a, b in zip(rates["ours"], rates["plain"], strict=True)]
         return {
-            "ours": median(each.wall for each in rates["ours"]),
-            "plain": median(each.wall for each in rates["plain"]),
+            "ours": median(map(rate, rates["ours"])),
+            "plain": median(map(rate, rates["plain"])),
             "ratio": median(ratios),
             "low": min(ratios),
             "high": max(ratios),
@@ -218,7 +223,7 @@ def crossover(folder: Path, apart: Callable[[], Any], rounds: int) -> None:
                 if slow:
                     slow.rate = THROTTLE
                 pair = Pair(lake, release, folder)
-                result = pair.compare(rounds, apart) | {
+                result = pair.compare(rounds, apart, whole=True) | {
                     "rewriting": pair.rewriting,
                     "kept": float(len(release.all_kept)),
                 }
