@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ SHARDS = {"alpha": {"00001-aaaaaaaaaaaa": {(512, "1.000"): (500,) * 6, (512, "0.
 
 def compare_all(folder: Path) -> Iterator[Comparison]:
     from streaming import Stream, StreamingDataset
-    from streaming.base.util import clean_stale_shared_memory
 
     from smalti.loader import ReleaseDataset
     from smalti.release.materialize import materialize
+    from tests.loader.serving import apart
+
+    def own() -> Any:
+        return apart(Path(tempfile.mkdtemp(dir=folder)))
 
     for share in (0.0, 0.1):
         lake = Lake.at(str(folder / f"lake{share}"))
@@ -29,13 +33,13 @@ def compare_all(folder: Path) -> Iterator[Comparison]:
         options: dict[str, Any] = {"batch_size": 32, "shuffle": True, "batching_method": "random"}
 
         def ours(uri: str = release.uri, options: dict[str, Any] = options) -> None:
-            clean_stale_shared_memory()
-            assert sum(1 for _ in ReleaseDataset(uri, **options)) > 0
+            with own():
+                assert sum(1 for _ in ReleaseDataset(uri, **options)) > 0
 
         def plain(tree: Path = tree, options: dict[str, Any] = options, release: Any = release) -> None:
-            clean_stale_shared_memory()
             streams = [Stream(local=str(tree / str(s.tier) / s.ar)) for s in release.manifest.streams]
-            assert sum(1 for _ in StreamingDataset(streams=streams, **options)) > 0
+            with own():
+                assert sum(1 for _ in StreamingDataset(streams=streams, **options)) > 0
 
         kept = sum(stream.kept for stream in release.manifest.streams)
         name = f"start and one epoch, {share:.0%} skipped / rewritten tree"

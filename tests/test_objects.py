@@ -197,3 +197,19 @@ def test_what_a_killed_writer_left_is_listed_for_the_collection_of_garbage(any_l
         assert (found.uri, found.size) == (objects.file_uri(left), 4)
         assert objects.delete_object(found.uri)
         assert not left.exists()
+
+
+def test_missing_google_credentials_are_one_line_that_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    from google.auth.exceptions import DefaultCredentialsError
+
+    def client() -> None:
+        raise DefaultCredentialsError("Your default credentials were not found.")
+
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setattr("google.cloud.storage.Client", client)
+    objects.forget_clients()
+    with pytest.raises(
+        LakeError, match=r"^gs://bucket/x: there are no Google .* Set GOOGLE_APPLICATION_CREDENTIALS to"
+    ):
+        objects.read_bytes("gs://bucket/x")
+    objects.forget_clients()

@@ -11,6 +11,7 @@ import datetime
 import json
 import logging
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -181,13 +182,29 @@ def pull(
     tiers: Annotated[str, typer.Option(help="for instance 512,1024; default: all")] = "",
     materialize: Annotated[bool, typer.Option(help="write bucket trees without the skipped samples instead")] = False,
     recheck: Annotated[bool, typer.Option(help="hash what is here again, whatever its size and time say")] = False,
+    refresh_optouts: Annotated[bool, typer.Option(help="bring nothing but the opt-outs that are known by now")] = False,
+    positions: Annotated[str, typer.Option(help="older opt-out positions to bring, that checkpoints name: 3,5")] = "",
     as_json: Json = False,
 ) -> None:
     """Copy the release at MANIFEST into DIRECTORY: only what is missing there, every byte checked."""
     from smalti.release.pull import pull as pull_release
 
-    chosen = tuple(_tier(text) for text in tiers.split(",")) if tiers else None
-    _show([pull_release(_uri(manifest), directory, tiers=chosen, materialize=materialize, recheck=recheck)], as_json)
+    if refresh_optouts and (materialize or tiers or recheck):
+        raise InputError(
+            "--refresh-optouts brings the opt-outs and nothing else", "smalti pull", "Leave the other options away"
+        )
+    if positions and not re.fullmatch(r"\d+(,\d+)*", positions):
+        raise InputError(f"{positions!r} are no positions", "--positions", "Write numbers with commas: 3,5")
+    report = pull_release(
+        _uri(manifest),
+        directory,
+        tiers=tuple(_tier(text) for text in tiers.split(",")) if tiers else None,
+        materialize=materialize,
+        recheck=recheck,
+        refresh_optouts=refresh_optouts,
+        positions=[int(each) for each in positions.split(",")] if positions else (),
+    )
+    _show([report], as_json)
 
 
 @app.command("trace")

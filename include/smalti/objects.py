@@ -487,7 +487,15 @@ def _from_google(uri: str, error: Exception) -> Exception | None:
     if not type(error).__module__.startswith(("google.", "requests")):
         return None
     from google.api_core import exceptions as google
+    from google.auth.exceptions import DefaultCredentialsError
 
+    if isinstance(error, DefaultCredentialsError):
+        return LakeError(
+            "there are no Google credentials on this machine",
+            uri,
+            "Set GOOGLE_APPLICATION_CREDENTIALS to a key file or a workload identity configuration, or run "
+            "`gcloud auth application-default login` (docs/how-to/train-on-a-release.md)",
+        )
     if isinstance(error, google.PreconditionFailed):  # an outcome, handled by who asked for it
         return None
     if isinstance(error, google.NotFound):

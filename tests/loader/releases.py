@@ -6,7 +6,7 @@ import hashlib
 import io
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from PIL import Image
@@ -24,6 +24,7 @@ from smalti.release.manifest import (
     encode_stream_index,
     rebase,
 )
+from smalti.release.optouts import OptoutSnapshot
 from smalti.release.skips import SkipFile, compress, sha256
 from smalti.shards import mds
 
@@ -169,6 +170,32 @@ def build(
     uri = lake.manifest(dataset, version)
     create_bytes(uri, manifest.encode())
     return Release(uri, manifest, dict(kept_ids), left_out, images)
+
+
+def opt_out(lake: Lake, position: int, ids: Iterable[str]) -> None:
+    """A snapshot in which these samples are opted out."""
+    shards: dict[str, list[int]] = defaultdict(list)
+    for each in ids:
+        source, part, tier, ar, number, index = each.split("/")
+        shards[f"{source}/{part}/{tier}/{ar}/shard.{int(number):05d}.mds"].append(int(index))
+    snapshot = OptoutSnapshot(position=position, shards={name: tuple(sorted(each)) for name, each in shards.items()})
+    create_bytes(lake.optout_snapshot(position), snapshot.encode())
+
+
+def stand_in(release: Release, gone: Collection[str], sample: str) -> str:
+    """What a resumed run serves for a sample that was opted out: the rule, once more and one by one."""
+    stream = next(each for each in release.shards.values() if any(sample in ids for ids in each))
+    shards = [ids for ids in stream if ids]
+    number = next(n for n, ids in enumerate(shards) if sample in ids)
+    place = shards[number].index(sample)
+    for each in shards[number][place:] + shards[number][:place]:
+        if each not in gone:
+            return each
+    for other in shards[number + 1 :] + shards[:number]:
+        left = [each for each in other if each not in gone]
+        if left:
+            return left[place % len(left)]
+    raise AssertionError(f"nothing is left of the stream of {sample}")
 
 
 def picture(sample_id: str) -> bytes:

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.lake import Lake
 from smalti.loader.fetch import fetch
-from smalti.loader.skips import lift, served_shards
+from smalti.loader.skips import lift, served_shards, skipped_indices
 from smalti.objects import create_bytes, local_path
 from smalti.reasons import ALWAYS_SKIPPED, SkipReason
 from smalti.release.manifest import StreamEntry, encode_stream_index, read_stream_index
@@ -108,6 +111,61 @@ def test_an_index_with_other_bytes_is_refused(release: Release, lake: Lake) -> N
     path.write_bytes(compress(other))
     with pytest.raises(CorruptError, match=rf"v1/streams/.*sha256 {sha256(other)}, not {stream.index_sha256}"):
         served_shards(release.uri, stream)
+
+
+INDICES = st.sets(st.integers(0, 19), max_size=12)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([f"a/p/512/1.000/shard.{number:05d}.mds" for number in range(5)]),
+        st.tuples(
+            st.dictionaries(st.sampled_from(SkipReason), INDICES, max_size=4),
+            st.dictionaries(st.sampled_from(["text", "nsfw+text"]), INDICES, max_size=2),
+        ),
+    )
+)
+def test_the_fast_reading_of_a_skip_file_says_what_the_model_says(said: dict[str, Any]) -> None:
+    skips = SkipFile.of(
+        {name: (20, reasons) for name, (reasons, _) in said.items()}, {name: each for name, (_, each) in said.items()}
+    )
+    for lifted in ((), (SkipReason.TEXT,), (SkipReason.TEXT, SkipReason.NSFW)):
+        found = skipped_indices(skips.encode(), "x", lifted)
+        assert {name: (n, set(indices.tolist())) for name, (n, indices) in found.items()} == {
+            name: (20, shard.left_out(lifted)) for name, shard in skips.shards.items()
+        }
+        assert all(indices.dtype == np.int32 and (np.diff(indices) > 0).all() for _, indices in found.values())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "not a skip file"),
+        ("[]", "nothing"),
+        ("{}", "the version or a field"),
+        ('{"shards":{},"version":2}', "the version or a field"),
+        ('{"shards":{"a":{"samples":9}},"version":1}', None),
+        ('{"shards":{"a":{"samples":9,"skip":{"text":[2,1]}}},"version":1}', "not ascending"),
+        ('{"shards":{"a":{"samples":9,"skip":{"text":[1,1]}}},"version":1}', "not ascending"),
+        ('{"shards":{"a":{"samples":9,"skip":{"text":[9]}}},"version":1}', "outside its shard"),
+        ('{"shards":{"a":{"samples":9,"skip":{"text":[]}}},"version":1}', "or nothing"),
+        ('{"shards":{"a":{"samples":9,"skip":{"text":[-1]}}},"version":1}', "something else than indices"),
+        ('{"shards":{"a":{"samples":9,"skip":{"text":[1,,2]}}},"version":1}', "something else than indices"),
+        ('{"shards":{"a":{"samples":9,"skip":{"text":[1.5]}}},"version":1}', "something else than indices"),
+        ('{"shards":{"a":{"samples":9,"skip":{"txet":[1]}}},"version":1}', "txet"),
+        ('{"shards":{"a":{"samples":9,"skip":{"text":0}}},"version":1}', "a list stands"),
+        ('{"shards":{"a":{"samples":9,"skip":{"nsfw":0,"text":[1]}}},"version":1}', "text of a is no list"),
+        ('{"shards":{"a":{"samples":[9],"skip":{"text":[1]}}},"version":1}', "text of a is no list"),
+        ('{"shards":{"a":{"samples":"9"}},"version":1}', "other fields"),
+        ('{"shards":{"a":{"samples":9,"more":{}}},"version":1}', "other fields"),
+    ],
+)
+def test_what_is_no_skip_file_is_refused(content: str, message: str | None) -> None:
+    if message is None:
+        assert skipped_indices(content.encode(), "x")["a"][1].size == 0
+        return
+    with pytest.raises(CorruptError, match=message):
+        skipped_indices(content.encode(), "x")
 
 
 def test_left_out_is_small_and_ascending(release: Release) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import namedtuple
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ import pytest
 from smalti.errors import ConflictError, CorruptError, InputError, MissingObject
 from smalti.lake import Lake
 from smalti.loader.skips import served_shards
-from smalti.objects import file_uri, local_path
+from smalti.objects import create_bytes, file_uri, local_path
 from smalti.release.manifest import read_manifest
+from smalti.release.optouts import OptoutCheck, OptoutSnapshot, read_check
 from smalti.release.pull import PullReport, pull
+from smalti.shards import mds
 from tests.conftest import snapshot
-from tests.loader.releases import SHARDS, Release, build, skip_share
+from tests.loader.releases import SHARDS, Release, build, opt_out, skip_share
 
 SKIPS = skip_share(0.2, shards=["alpha/00001-aaaaaaaaaaaa/512/1.000/1"], streams=["512/0.778"])
 
@@ -284,3 +287,99 @@ def test_a_directory_can_be_pulled_from(lake: Lake, disk: Path, tmp_path: Path) 
 
     assert pulled(tmp_path / "second") == pulled(disk)
     assert second.fetched == first.fetched
+
+
+# Opt-outs
+
+
+def check_of(folder: Path) -> OptoutCheck:
+    check = read_check(Lake.at(str(folder)))
+    assert check is not None
+    return check
+
+
+def test_a_copy_brings_the_newest_opt_outs_and_when_they_were_that(any_lake: Lake, disk: Path) -> None:
+    release = build(any_lake, skips=SKIPS)
+    opt_out(any_lake, 3, release.all_kept[:2])
+    opt_out(any_lake, 4, release.all_kept[:3])
+    before = datetime.now(UTC)
+
+    report = pull(release.uri, disk)
+
+    assert [name for name in pulled(disk) if "optouts" in name] == ["/optouts/snapshots/00000004.json.gz"]
+    assert report.optouts == check_of(disk).position == 4
+    assert before <= check_of(disk).checked <= datetime.now(UTC)
+    assert report.fetched == len(served(release))  # a checkpoint from before may need them all
+
+
+def test_refreshing_brings_the_opt_outs_and_nothing_else(
+    lake: Lake, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk)
+    first, before = check_of(disk), pulled(disk)
+    opt_out(lake, 1, release.all_kept[:1])
+    opt_out(lake, 2, release.all_kept[:2])
+    monkeypatch.setattr("smalti.release.pull.fetch", lambda *_: pytest.fail("a shard was fetched"))
+    monkeypatch.setattr("smalti.release.pull.served_shards", lambda *_: pytest.fail("an index was read"))
+
+    report = pull(release.uri, disk, refresh_optouts=True)
+
+    assert pulled(disk).items() - before.items() == {
+        (name, digest) for name, digest in snapshot(lake.root).items() if name.endswith("00000002.json.gz")
+    }
+    assert (report.optouts, check_of(disk).position, report.fetched) == (2, 2, 0)
+    assert check_of(disk).checked > first.checked
+    again = pull(release.uri, disk, refresh_optouts=True, positions=[1])  # which a checkpoint names
+    assert again.fetched_bytes > 0
+    assert "/optouts/snapshots/00000001.json.gz" in pulled(disk)
+
+
+def test_a_copy_of_a_copy_is_as_old_as_that_one(lake: Lake, disk: Path, tmp_path: Path) -> None:
+    release = build(lake, skips=SKIPS)
+    opt_out(lake, 2, release.all_kept[:2])
+    first = pull(release.uri, disk)
+    pull(first.manifest, tmp_path / "second")
+    assert check_of(tmp_path / "second") == check_of(disk)
+    opt_out(lake, 3, release.all_kept[:3])
+    pull(release.uri, tmp_path / "second", refresh_optouts=True)
+    with pytest.raises(InputError, match="up to position 2 there, and up to 3 here"):
+        pull(first.manifest, tmp_path / "second", refresh_optouts=True)
+    assert check_of(tmp_path / "second").position == 3
+
+
+def test_a_damaged_snapshot_is_named_and_no_check_is_noted(lake: Lake, disk: Path) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk)
+    before = check_of(disk)
+    create_bytes(lake.optout_snapshot(2), OptoutSnapshot(position=3, shards={}).encode())
+    with pytest.raises(CorruptError, match=r"00000002\.json\.gz: it says that it is the snapshot of position 3"):
+        pull(release.uri, disk, refresh_optouts=True)
+    assert check_of(disk) == before
+
+
+def test_a_tree_leaves_out_what_is_opted_out_by_now(lake: Lake, disk: Path, tmp_path: Path) -> None:
+    release = build(lake, skips=SKIPS)
+    gone = {*release.all_kept[::4], *release.kept["main/1024/1.000"]}
+    opt_out(lake, 5, gone)
+
+    report = pull(release.uri, disk, materialize=True)
+
+    assert report.optouts == 5
+    assert not (disk / "1024/1.000").exists()
+    found = []
+    for path in disk.rglob("*.mds"):
+        columns, raw = mds.read_shard(path.read_bytes())
+        found += [str(mds.decode_sample(columns, each)["id"]) for each in raw]
+    assert sorted(found) == sorted(set(release.all_kept) - gone)
+    assert json.loads((disk / "release.json").read_text())["optouts"] == 5
+
+    opt_out(lake, 6, gone | release.skipped)  # nothing that is served: the tree is good
+    before = snapshot(file_uri(disk))
+    assert pull(release.uri, disk, materialize=True).optouts == 5
+    assert snapshot(file_uri(disk)) == before
+    opt_out(lake, 7, gone | {min(found)})
+    with pytest.raises(ConflictError, match=r"up to position 5, and those up to 7 touch its samples.*Remove it"):
+        pull(release.uri, disk, materialize=True)
+    assert snapshot(file_uri(disk)) == before
+    assert pull(release.uri, tmp_path / "anew", materialize=True).optouts == 7

@@ -49,7 +49,7 @@ def uri_of(lake: Lake) -> str:
     return lake.manifest("set", "v1")
 
 
-def kept_ids(uri: str, group: str) -> Iterator[str]:
+def kept_ids(uri: str, group: str, optouts: int = 0) -> Iterator[str]:
     """What the loader would serve, without the loader."""
     manifest = read_manifest(uri)
     sources = {source.name for source in manifest.sources if source.group == group}
@@ -254,7 +254,7 @@ def test_a_byte_of_the_manifest_is_found(lake: Lake) -> None:
 def test_a_loader_that_serves_anything_else_is_a_fault(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, served: list[str], fault: str
 ) -> None:
-    monkeypatch.setattr(module, "read_ids", lambda uri, group: served if group == "main" else kept_ids(uri, group))
+    monkeypatch.setattr(module, "read_ids", lambda uri, group, _: served if group == "main" else kept_ids(uri, group))
     assert verify_manifest(uri_of(lake)).faults == (fault,)
 
 

@@ -12,14 +12,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from smalti.loader.dataset import ReleaseDataset, SkipStream
+    from smalti.loader.dataset import ReleaseDataset
+    from smalti.loader.streams import SkipStream, SkipStreamMixin
 
-__all__ = ["ReleaseDataset", "SkipStream"]
+__all__ = ["ReleaseDataset", "SkipStream", "SkipStreamMixin"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
+    if name == "ReleaseDataset":
         from smalti.loader import dataset
 
         return getattr(dataset, name)
+    if name in __all__:
+        from smalti.loader import streams
+
+        return getattr(streams, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

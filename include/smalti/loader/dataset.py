@@ -4,6 +4,9 @@ Only two things differ from StreamingDataset: a shard's reader counts and finds 
 against its sha256 before it appears under its name. Shuffle, partition, mixing and resume are StreamingDataset's own, so
 that the order is that of a tree from which the skipped samples were removed.
 
+Opt-outs that are younger than the release. A run that starts leaves them out like everything that is skipped. A run
+that resumes keeps the order of its checkpoint, and exchanges what was opted out since (smalti.loader.substitutes).
+
 Where bytes lie. Below `local` the layout is that of the lake and of a pulled directory, `parts/<source>/<part>/...`, so
 that versions of a dataset share what they have in common, and a directory that `smalti pull` filled can be `local` too.
 A manifest on disk without `local` is read in place, and nothing is copied.
@@ -11,27 +14,31 @@ A manifest on disk without `local` is read in place, and nothing is copied.
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from time import time_ns
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from streaming import Stream, StreamingDataset
+from streaming import StreamingDataset
 from streaming.base.dataset import _ShardState
-from streaming.base.format.mds import MDSReader
-from streaming.base.util import number_abbrev_to_int
-from streaming.base.world import World
 
-from smalti.errors import CorruptError, InputError, LakeError, MissingObject, SmaltiError
-from smalti.loader.batching import Epoch
-from smalti.loader.fetch import fetch
-from smalti.loader.skips import ServedShard, lift, served_shards
-from smalti.objects import join_uri, local_path, normalise_uri
+from smalti.errors import InputError, SmaltiError
+from smalti.loader.position import Position, connected, resolve
+from smalti.loader.skips import Optouts, lift, served_shards
+from smalti.loader.small import Chosen, SmallStreams, that_fill_a_batch
+from smalti.loader.streams import SkipStream, SkipStreamMixin
+from smalti.loader.substitutes import Exchanger, substitutes
+from smalti.objects import local_path, normalise_uri
+from smalti.reasons import SkipReason
 from smalti.release.manifest import Manifest, StreamEntry, parts_uri, read_manifest
+from smalti.release.optouts import lake_of, read_snapshot
 from smalti.release.skips import canonical_json, sha256
 
 log = logging.getLogger("smalti")
@@ -42,99 +49,21 @@ _OURS = ("keep_zip", "remote", "split", "stream_config", "stream_name", "streams
 _READERS = 16
 """Requests at once for indices and skip files: a release of 52 streams a group has about a hundred, of 50 ms each."""
 
-
-class KeptReader(MDSReader):  # type: ignore[misc]  # streaming is untyped
-    """A shard that shows its kept samples only, numbered from 0."""
-
-    _before: NDArray[np.int32] | None = None
-    """For each skipped sample, ascending: how many kept ones come before it."""
-
-    def leave_out(self, indices: NDArray[np.int32]) -> None:
-        """Hide these samples (ascending indices)."""
-        self.samples -= len(indices)
-        self._before = indices - np.arange(len(indices), dtype=np.int32) if len(indices) else None
-
-    def get_sample_data(self, idx: int) -> bytes:
-        if self._before is not None:
-            idx += int(np.searchsorted(self._before, idx, side="right"))
-        return bytes(super().get_sample_data(idx))
+_NONE = np.array((), np.int64)
 
 
-class SkipStream(Stream):  # type: ignore[misc]  # streaming is untyped
-    """One stream of a release.
+@dataclass(frozen=True)
+class _Source:
+    """What a dataset was asked for; it may have to be set up a second time, for a checkpoint."""
 
-    Args:
-        entry: what the manifest says of it.
-        shards: what it serves.
-        source: URI of parts/ of the release.
-        parts: where shards lie, or are to lie, on this machine.
-        in_place: `parts` is where the release itself is: nothing is fetched, nothing removed.
-        proportion: share of an epoch, when groups are mixed.
-    """
-
-    def __init__(
-        self,
-        entry: StreamEntry,
-        shards: Sequence[ServedShard],
-        source: str,
-        parts: Path,
-        in_place: bool,
-        proportion: float | None = None,
-    ) -> None:
-        # StreamingDataset wants a directory a stream that no other stream uses, and takes it for a name only: all that
-        # would be done in it is overridden below. No `remote`: it would have StreamingDataset refuse a second dataset
-        # over one cache, also one whose process is long dead. Shards are immutable and appear whole, so sharing is safe.
-        super().__init__(local=str(parts / ".streams" / entry.name), proportion=proportion)
-        self.entry = entry
-        self.kept = sum(shard.kept for shard in shards)
-        self._served = shards
-        self._source = source
-        self._parts = parts
-        self._in_place = in_place
-
-    def get_shards(self, world: World, allow_unsafe_types: bool) -> list[KeptReader]:
-        readers = []
-        for shard in self._served:
-            reader = KeptReader.from_json(str(self._parts), None, shard.entry)
-            reader.validate(allow_unsafe_types)
-            reader.leave_out(shard.left_out)
-            readers.append(reader)
-        self._served = ()  # the readers know it all; a hundred million samples are held once
-        return readers
-
-    def set_up_local(self, shards: Sequence[KeptReader], cache_usage_per_shard: NDArray[np.int64]) -> None:
-        """Note which shards are here. Called on one rank of each node."""
-        for number, shard in enumerate(shards):
-            path, size = self._parts / shard.raw_data.basename, shard.raw_data.bytes
-            there = path.stat().st_size if path.exists() else None
-            if there == size:
-                cache_usage_per_shard[number] = size
-            elif self._in_place:
-                raise _incomplete(path, size, there)
-            elif there is not None:
-                log.warning("%s has %d bytes instead of %d and is fetched anew", path, there, size)
-                path.unlink()
-
-    def prepare_shard(self, shard: KeptReader) -> int:
-        """Bring a shard here if it is not. Returns the bytes that were added."""
-        info = shard.raw_data
-        path = self._parts / info.basename
-        if path.exists():
-            return 0
-        if self._in_place:
-            raise _incomplete(path, info.bytes, None)
-        tries = 1 + self.download_retry
-        for left in reversed(range(tries)):
-            try:
-                fetch(join_uri(self._source, info.basename), path, info.hashes["sha256"])
-                break
-            except (CorruptError, LakeError):
-                if not left:
-                    raise
-        return int(info.bytes)
-
-    def get_index_size(self) -> int:
-        return 0  # indices are not cached
+    uri: str
+    local: Path | None
+    entries: tuple[StreamEntry, ...]
+    lifted: frozenset[SkipReason]
+    small: SmallStreams
+    stream_class: Callable[..., SkipStreamMixin]
+    batch_size: int
+    streaming: dict[str, Any]
 
 
 class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is untyped
@@ -147,13 +76,24 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         local: directory for fetched shards; may be shared by datasets and versions. Empty: read in place (on disk only).
         tiers, groups: only these; empty: all.
         without: reasons whose samples are served again, for an ablation, as a set that the release declares.
+        optouts: position up to which opt-outs apply; `newest` is found by rank 0 and shared.
+        max_optout_age: a pulled copy whose opt-outs were last compared with the lake's longer ago is refused; None: never.
+        small_streams: what becomes of a stream that cannot fill a batch of `batching_method`: `leave_out`, `merge` (with
+            the largest stream of the same tier and ratio of another group; left out if there is none) or `refuse`.
+            The first two are logged as warnings.
+        stream_class: a subclass of SkipStream, or of SkipStreamMixin and a Stream of yours.
         batch_size: samples a rank takes at once; the DataLoader's too.
         **streaming: StreamingDataset's arguments (shuffle, batching_method, num_canonical_nodes, cache_limit, ...).
+    Attributes:
+        optouts: position of the opt-outs that are left out; after a resume, the checkpoint's.
     Raises:
-        InputError: an argument does not fit the release.
-        MissingObject: manifest, index, skip file or (in place) shard is not there.
+        InputError: an argument does not fit the release, opt-outs are not known well enough, or ranks cannot agree on them.
+        MissingObject: manifest, index, skip file, snapshot or (in place) shard is not there.
         CorruptError: one of them is not what the manifest promises.
     """
+
+    optouts: int
+    spanner: Any
 
     def __init__(
         self,
@@ -163,38 +103,80 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         tiers: Collection[int] | None = None,
         groups: Collection[str] | None = None,
         without: Collection[str] = (),
+        optouts: Position = "newest",
+        max_optout_age: timedelta | None = timedelta(days=7),
+        small_streams: SmallStreams = "leave_out",
+        stream_class: Callable[..., SkipStreamMixin] = SkipStream,
         batch_size: int,
         **streaming: Any,
     ) -> None:
         uri = normalise_uri(str(manifest))
-        _check_arguments(uri, local, streaming)
+        _check_arguments(uri, local, small_streams, streaming)
         self.manifest = read_manifest(uri)
         self._failure: BaseException | None = None
         lifted = lift(self.manifest, without)
-        parts = local_path(parts_uri(uri, self.manifest)) if local is None else Path(local).absolute() / "parts"
-        assert parts is not None  # _check_arguments
-        entries = self.manifest.select(tiers, groups, lifted)
-        with ThreadPoolExecutor(_READERS) as pool:
-            shards = list(pool.map(lambda entry: served_shards(uri, entry, lifted), entries))
-        streams = [
-            SkipStream(entry, each, parts_uri(uri, self.manifest), parts, in_place=local is None)
-            for entry, each in zip(entries, shards, strict=True)
-            if each
-        ]
-        streams, report = _that_fill_a_batch(self.manifest, streams, batch_size, streaming)
-        self._selection = sha256(canonical_json([[s.entry.name for s in streams], sorted(lifted)]))[:16]
-        super().__init__(streams=streams, batch_size=batch_size, **streaming)
+        self._source = _Source(
+            uri,
+            None if local is None else Path(local).absolute(),
+            tuple(self.manifest.select(tiers, groups, lifted)),
+            lifted,
+            small_streams,
+            stream_class,
+            batch_size,
+            streaming,
+        )
+        with connected(optouts):
+            self._newest = resolve(uri, self.manifest, optouts, max_optout_age)
+            self._set_up(self._newest)
+
+    def _set_up(self, position: int) -> None:
+        """Become the dataset of this position, with substitutes for what was opted out up to the newest."""
+        source = self._source
+        applied = self._opted_out(position)
+        since = {} if position == self._newest else self._opted_out(self._newest)
+        streams, shares, report = that_fill_a_batch(
+            self.manifest, _choose(source, applied), source.small, source.batch_size, source.streaming
+        )
+        self.optouts = position
+        gone, instead = _exchanged(self.manifest, streams, since)
+        if len(gone):
+            report.append((
+                logging.WARNING,
+                f"{len(gone)} samples were opted out since the checkpoint: others stand in",
+            ))
+        names = [stream.name for stream in streams]
+        self._selection = sha256(canonical_json([names, sorted(source.lifted)]))[:16]
+        made = [_stream(source, self.manifest, stream, share) for stream, share in zip(streams, shares, strict=True)]
+        del streams  # a hundred thousand index entries, which the readers make superfluous
+        super().__init__(streams=made, batch_size=source.batch_size, **source.streaming)
+        if len(
+            gone
+        ):  # whoever asks where a sample is, to fetch it ahead or to serve it, is told where its substitute is
+            self.spanner = Exchanger(self.spanner, gone, instead)
         if self._unique_rank_world.is_leader:
             for level, line in report:
                 log.log(level, line)
 
+    def _opted_out(self, position: int) -> Optouts:
+        """What must not be served besides what the release skips."""
+        if position == self.manifest.optouts:
+            return {}
+        return read_snapshot(lake_of(self._source.uri), position).shards
+
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        """StreamingDataset's, with the release's digest and the choice of streams."""
+        """StreamingDataset's, with the release's digest, the choice of streams and the position of the opt-outs."""
         state: dict[str, Any] = super().state_dict(num_samples, from_beginning)
-        return state | {"release": self.manifest.digest, "selection": self._selection}
+        return state | {"release": self.manifest.digest, "selection": self._selection, "optouts": self.optouts}
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
-        """Resume. Raises InputError for a state of another release, or of other streams of this one."""
+        """Resume, on every rank and before the first batch.
+
+        The order is the checkpoint's. What was opted out since then is exchanged for other samples of its stream.
+
+        Raises:
+            InputError: the state is of another release, of other streams of this one, or of opt-outs that are not known here;
+                or nothing is left of a stream that it needs.
+        """
         where = f"{self.manifest.dataset} {self.manifest.version}"
         if obj.get("release") != self.manifest.digest:
             raise InputError(
@@ -202,14 +184,32 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
                 where,
                 "Open the manifest that the run was started with",
             )
+        self._go_back_to(int(obj.get("optouts", self.manifest.optouts)), where)
         if obj.get("selection") != self._selection:
             raise InputError(
-                "the checkpoint was made with other tiers, groups or `without`, or another number of ranks left other "
-                "streams without a batch",
+                "the checkpoint was made with other tiers, groups, `without` or `small_streams`, or another number of ranks "
+                "left other streams without a batch",
                 where,
                 "Pass what the run was started with",
             )
         super().load_state_dict(obj)
+
+    def _go_back_to(self, position: int, where: str) -> None:
+        if position > self._newest:
+            raise InputError(
+                f"the checkpoint knows opt-outs up to position {position}, this dataset up to {self._newest}",
+                where,
+                "Open it with optouts='newest'; a pulled copy: run `smalti pull MANIFEST DIR --refresh-optouts`",
+            )
+        if position == self.optouts:
+            return
+        if self.next_epoch:
+            raise InputError(
+                f"the checkpoint has other opt-outs (position {position}) than this dataset ({self.optouts}), which was iterated",
+                where,
+                "Load the checkpoint before the first batch",
+            )
+        self._set_up(position)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """An epoch, or what is left of one. What a background thread ran into is raised here, and never ends it early."""
@@ -223,9 +223,16 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
         """Bring a shard here.
 
+        It is asked for each sample that lies ahead. One that is here is only noted as used, without the lock that
+        StreamingDataset takes: if it is evicted in the meantime, get_item misses the file and asks again.
         One that cannot be fetched is marked as if it were here: workers that wait for it go on, miss the file, try it
         themselves, and end with the same error. Left as `preparing`, it would have them wait for ever.
         """
+        shard = self.shards[shard_id]
+        path = os.path.join(shard.dirname, shard.raw_data.basename)
+        if self._shard_states[shard_id] == _ShardState.LOCAL and os.path.isfile(path):
+            self._shard_access_times[shard_id] = time_ns()
+            return
         try:
             super().prepare_shard(shard_id, blocking)
         except (SmaltiError, OSError):
@@ -240,10 +247,14 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             self._event.set()
 
 
-def _check_arguments(uri: str, local: str | None, streaming: dict[str, Any]) -> None:
+def _check_arguments(uri: str, local: str | None, small: str, streaming: dict[str, Any]) -> None:
     taken = sorted(set(_OURS) & set(streaming))
     if taken:
         raise InputError(f"ReleaseDataset takes no {', '.join(taken)}", uri, "Leave it away: the release decides it")
+    if small not in get_args(SmallStreams):
+        raise InputError(
+            f"small_streams={small!r} is no choice", uri, f"Use one of {', '.join(get_args(SmallStreams))}"
+        )
     if local is None and local_path(uri) is None:
         raise InputError("no directory is named for the shards", uri, "Pass local=DIRECTORY")
     if local is None and streaming.get("cache_limit"):
@@ -252,85 +263,47 @@ def _check_arguments(uri: str, local: str | None, streaming: dict[str, Any]) -> 
         )
 
 
-def _incomplete(path: Path, size: int, there: int | None) -> MissingObject | CorruptError:
-    if there is None:
-        return MissingObject("the shard is not here", str(path), "Pull it, or choose tiers and groups that are here")
-    return CorruptError(f"the shard has {there} bytes instead of {size}", str(path), "Pull it again")
+def _choose(source: _Source, optouts: Optouts) -> list[Chosen]:
+    """The streams that keep anything."""
+    with ThreadPoolExecutor(_READERS) as pool:
+        shards = pool.map(lambda entry: served_shards(source.uri, entry, source.lifted, optouts), source.entries)
+        return [Chosen.of(entry, each) for entry, each in zip(source.entries, shards, strict=True) if each]
 
 
-def _mix(manifest: Manifest, streams: Sequence[SkipStream]) -> None:
-    """Give each stream its share of an epoch: its group's proportion, by kept samples. One group is taken as it is."""
-    groups = {stream.entry.group for stream in streams}
-    total = sum(manifest.mixing[group] for group in groups)
+def _stream(source: _Source, manifest: Manifest, stream: Chosen, share: float | None) -> SkipStreamMixin:
+    root = parts_uri(source.uri, manifest)
+    parts = local_path(root) if source.local is None else source.local / "parts"
+    assert parts is not None  # _check_arguments
+    return source.stream_class(
+        entries=stream.entries,
+        shards=stream.shards,
+        source=root,
+        parts=parts,
+        in_place=source.local is None,
+        proportion=share,
+    )
+
+
+def _exchanged(
+    manifest: Manifest, streams: Sequence[Chosen], since: Optouts
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sample numbers that may no longer be served, ascending, and what is served instead."""
+    gone, instead, start = [_NONE], [_NONE], 0
     for stream in streams:
-        if len(groups) == 1:
-            stream.__dict__.pop("proportion", None)
-            continue
-        kept = sum(each.kept for each in streams if each.entry.group == stream.entry.group)
-        stream.proportion = manifest.mixing[stream.entry.group] / total * stream.kept / kept
-
-
-def _epoch(streams: Sequence[SkipStream], batch_size: int, streaming: dict[str, Any]) -> Epoch:
-    """What StreamingDataset will do with these streams and arguments."""
-    drafts = [copy.copy(stream) for stream in streams]  # weights are written into them
-    size = streaming.get("epoch_size")
-    kept = np.array([stream.kept for stream in streams], np.int64)
-    Stream.apply_weights(
-        drafts, kept, number_abbrev_to_int(size) if size else None, streaming.get("shuffle_seed", 9176)
-    )
-    world = World.detect()
-    if streaming.get("replication") is not None:
-        world = world.replicate(streaming["replication"])
-    slow = streaming.get("shuffle_algo", "py1e") in ("py1s", "py2s")
-    canonical = streaming.get("num_canonical_nodes") or world.num_nodes * (64 if slow else 1)
-    block = streaming.get("shuffle_block_size") or max(4_000_000 // canonical, 1 << 18)
-    return Epoch(
-        method=streaming.get("batching_method", "random"),
-        choose=[int(stream.choose) for stream in drafts],
-        proportions=[float(stream.proportion) for stream in drafts],
-        nodes=world.num_nodes,
-        ranks=world.ranks_per_node,
-        canonical=canonical,
-        batch_size=batch_size,
-        shuffle_block=block if streaming.get("shuffle") else None,
-    )
-
-
-def _that_fill_a_batch(
-    manifest: Manifest, streams: list[SkipStream], batch_size: int, streaming: dict[str, Any]
-) -> tuple[list[SkipStream], list[tuple[int, str]]]:
-    """Streams that can be served, with their shares of an epoch, and what there is to say of it before the first batch.
-
-    With a method that builds batches of one stream, one that fills no batch would end the run: it is left out, and said so.
-    """
-    report: list[tuple[int, str]] = []
-    while streams:
-        _mix(manifest, streams)
-        epoch = _epoch(streams, batch_size, streaming)
-        fills = epoch.batches()
-        if all(fills):
-            return streams, [*report, *_losses(manifest, streams, epoch)]
-        for stream, choose, batches in zip(streams, epoch.choose, fills, strict=True):
-            if not batches:
-                line = f"stream {stream.entry.name}: its {choose} samples fill no batch of {epoch.global_batch} ({epoch.method}); left out"
-                report.append((logging.WARNING, line))
-        streams = [stream for stream, batches in zip(streams, fills, strict=True) if batches]
-    raise InputError(
-        f"no stream fills a batch with batch_size {batch_size} and batching_method {streaming.get('batching_method')}",
-        f"{manifest.dataset} {manifest.version}",
-        "Use a smaller batch_size, fewer ranks, or batching_method='random'",
-    )
-
-
-def _losses(manifest: Manifest, streams: Iterable[SkipStream], epoch: Epoch) -> Iterator[tuple[int, str]]:
-    served = epoch.served()
-    lost = [max(0, choose - n) for choose, n in zip(epoch.choose, served, strict=True)]
-    yield (
-        logging.INFO,
-        f"{manifest.dataset} {manifest.version}: an epoch draws {sum(epoch.choose)} samples from {len(served)} streams; "
-        f"{epoch.method} batches of {epoch.global_batch} ({epoch.batch_size} x {epoch.nodes * epoch.ranks} ranks) "
-        f"leave {sum(lost)} of them out",
-    )
-    for stream, choose, n in zip(streams, epoch.choose, lost, strict=True):
-        if n:
-            yield logging.INFO, f"stream {stream.entry.name}: {choose} samples, {n} ({n / choose:.1%}) fill no batch"
+        kept = np.array([shard.kept for shard in stream.shards], np.int64)
+        numbers = {
+            number: found
+            for number, shard in enumerate(stream.shards)
+            if (indices := since.get(shard.basename)) and len(found := shard.numbers_of(indices))
+        }
+        pair = substitutes(kept, numbers)
+        if pair is None:
+            raise InputError(
+                f"everything that the checkpoint serves of stream {stream.name} was opted out since",
+                f"{manifest.dataset} {manifest.version}",
+                "Start a new run, with a newer version or without the stream",
+            )
+        gone.append(pair[0] + start)
+        instead.append(pair[1] + start)
+        start += int(kept.sum())
+    return np.concatenate(gone), np.concatenate(instead)

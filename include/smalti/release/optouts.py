@@ -4,21 +4,33 @@
 
 A release skips what was opted out up to its own position. Whoever starts later reads one snapshot, the newest, and not the
 ledger. Imports stay light: training runs read these files.
+
+A pulled copy has snapshots too, and a note of when they were last compared with the lake's (`OptoutCheck`): what a copy does
+not know cannot be seen in it, so its age is what tells whether it may still be trained on.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
 
-from smalti.errors import CorruptError, InputError
+from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.lake import Lake
-from smalti.objects import list_names, read_bytes
+from smalti.objects import list_names, local_path, read_bytes
+from smalti.release.manifest import beside
 from smalti.release.skips import Model, canonical_json, compress, decompress, parse
 
 _NAME = re.compile(r"(\d{8})\.json\.gz")
+
+NOTES = ".smalti"
+"""Below a pulled copy: what pull notes for itself. A lake has no such directory."""
+
+_NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class OptoutSnapshot(Model):
@@ -41,6 +53,41 @@ class OptoutSnapshot(Model):
         return compress(canonical_json(self.model_dump(mode="json")))
 
 
+class OptoutCheck(Model):
+    """When the snapshots of a pulled copy were last compared with the lake's. One small file, overwritten by each check."""
+
+    position: int = Field(ge=0, description="the newest snapshot that there was")
+    checked: datetime = Field(description="UTC; of the lake itself, however many copies lie between")
+
+
+def lake_of(manifest_uri: str) -> Lake:
+    """The lake, or the pulled copy, that a manifest stands in."""
+    return Lake(beside(manifest_uri, "../../.."))
+
+
+def read_check(lake: Lake) -> OptoutCheck | None:
+    """What a pulled copy knows of its opt-outs' age; None for a lake, which knows all there is.
+
+    A copy that was made before there were such notes was last checked in 1970.
+    """
+    root = local_path(lake.root)
+    if root is None or not (root / NOTES).is_dir():
+        return None
+    path = root / NOTES / "optouts.json"
+    try:
+        return parse(OptoutCheck, path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return OptoutCheck(position=0, checked=_NEVER)
+
+
+def write_check(folder: Path, check: OptoutCheck) -> None:
+    """Note a check in a pulled copy; a reader sees the old note or the new one."""
+    path = folder / NOTES / "optouts.json"
+    attempt = path.with_name(f".attempt-{path.name}-{os.getpid()}")
+    attempt.write_text(check.model_dump_json() + "\n")
+    attempt.replace(path)
+
+
 def newest_position(lake: Lake) -> int:
     """The position of the newest snapshot; 0 if nothing was ever opted out."""
     return max((int(m[1]) for name in list_names(lake.optout_snapshots()) if (m := _NAME.fullmatch(name))), default=0)
@@ -56,9 +103,22 @@ def read_snapshot(lake: Lake, position: int) -> OptoutSnapshot:
     if position == 0:
         return OptoutSnapshot(position=0, shards={})
     uri = lake.optout_snapshot(position)
-    found = parse(OptoutSnapshot, decompress(read_bytes(uri), uri), uri)
+    try:
+        data = read_bytes(uri)
+    except MissingObject as error:
+        raise MissingObject(
+            f"the opt-outs of position {position} are not here",
+            uri,
+            f"A pulled copy: run `smalti pull MANIFEST DIR --refresh-optouts --positions {position}` on every node",
+        ) from error
+    return decode_snapshot(position, data, uri)
+
+
+def decode_snapshot(position: int, data: bytes, where: str) -> OptoutSnapshot:
+    """A stored snapshot. Raises CorruptError if it is damaged or that of another position."""
+    found = parse(OptoutSnapshot, decompress(data, where), where)
     if found.position != position:
-        raise CorruptError(f"it says that it is the snapshot of position {found.position}", uri, "Restore it")
+        raise CorruptError(f"it says that it is the snapshot of position {found.position}", where, "Restore it")
     return found
 
 

@@ -3,6 +3,8 @@
     DIR/releases/<dataset>/<version>/{manifest.json,streams/...}
     DIR/releases/<dataset>/skips/<sha256>.json.gz
     DIR/parts/<source>/<part>/<tier>/<ar>/shard.NNNNN.mds
+    DIR/optouts/snapshots/<position>.json.gz      the newest there was, and what earlier pulls brought
+    DIR/.smalti/optouts.json                      when it was the newest
 
 `ReleaseDataset(DIR/releases/.../manifest.json)` reads it in place. Versions share DIR/parts, so that a newer version fetches
 what is new only. Each shard is checked against its sha256 before it appears; DIR/.smalti/verified.jsonl remembers size and
@@ -23,6 +25,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,6 +45,16 @@ from smalti.release.manifest import (
     parse_manifest,
     parts_uri,
     skip_file_uri,
+)
+from smalti.release.optouts import (
+    NOTES,
+    OptoutCheck,
+    check_not_behind,
+    decode_snapshot,
+    lake_of,
+    newest_position,
+    read_check,
+    write_check,
 )
 from smalti.release.skips import SkipFile
 
@@ -67,6 +81,7 @@ class PullReport(Report):
     manifest: what to give to ReleaseDataset; with `materialize`, the folder of the tree.
     shards, bytes: what the release has of the chosen tiers.
     fetched, fetched_bytes: shards that were not here, and all bytes that were transferred.
+    optouts: position of the opt-outs that are known here now; with `materialize`, of those that the tree leaves out.
     """
 
     manifest: str
@@ -74,6 +89,7 @@ class PullReport(Report):
     bytes: int
     fetched: int
     fetched_bytes: int
+    optouts: int
 
 
 def pull(
@@ -84,14 +100,18 @@ def pull(
     *,
     threads: int = THREADS,
     recheck: bool = False,
+    refresh_optouts: bool = False,
+    positions: Iterable[int] = (),
 ) -> PullReport:
-    """Bring a release, or what is missing of it, into a directory.
+    """Bring a release, or what is missing of it, into a directory, with the opt-outs that are known by now.
 
     Args:
         tiers: only these; empty: all. More can be pulled later.
         materialize: write DIR/<tier>/<ar>/{index.json,shards} for an unmodified StreamingDataset instead.
         threads: shards fetched at once.
         recheck: hash what is here even if its size and time are those of the last check.
+        refresh_optouts: bring the opt-outs only: three requests and a small object, or less.
+        positions: older positions of opt-outs to bring too, for checkpoints that were made with them elsewhere.
     Raises:
         InputError: a tier that the release has not, another pull in the directory, or too little room.
         MissingObject, LakeError: the source cannot be read.
@@ -103,7 +123,11 @@ def pull(
     with _locked(folder):
         if materialize:
             written = trees.materialize(
-                uri, file_uri(folder), tiers, run=_in_threads(min(threads, _MATERIALIZE_THREADS))
+                uri,
+                file_uri(folder),
+                tiers,
+                optouts=newest_position(lake_of(uri)),
+                run=_in_threads(min(threads, _MATERIALIZE_THREADS)),
             )
             return PullReport(
                 stage="pull",
@@ -113,9 +137,11 @@ def pull(
                 bytes=written.bytes,
                 fetched=written.new,
                 fetched_bytes=written.new_bytes,
+                optouts=written.optouts,
             )
         mirror = _Mirror(uri, folder, recheck)
-        report = mirror.pull(tiers, _in_threads(threads))
+        mirror.optouts(positions)
+        report = mirror.report([], 0) if refresh_optouts else mirror.pull(tiers, _in_threads(threads))
     return report.model_copy(update={"seconds": time.monotonic() - started})
 
 
@@ -130,8 +156,32 @@ class _Mirror:
         local = local_path(Lake.at(str(folder)).manifest(self.manifest.dataset, self.manifest.version))
         assert local is not None
         self.local = local
-        self.verified = _Verified(folder / ".smalti" / "verified.jsonl", recheck)
+        self.folder = folder
+        self.verified = _Verified(folder / NOTES / "verified.jsonl", recheck)
         self.fetched_bytes = 0
+        self.position = 0
+
+    def optouts(self, positions: Iterable[int]) -> None:
+        """Bring the newest snapshot, then note that and when it was the newest. What is here is never replaced.
+
+        A copy that is pulled from is as old as its own check.
+        """
+        lake, here = lake_of(self.uri), Lake.at(str(self.folder))
+        check = read_check(lake) or OptoutCheck(position=newest_position(lake), checked=datetime.now(UTC))
+        known = newest_position(here)
+        if check.position < known:
+            raise InputError(
+                f"opt-outs are known up to position {check.position} there, and up to {known} here",
+                lake.optout_snapshots(),
+                "Pull from the lake itself; or restore optouts/snapshots there",
+            )
+        check_not_behind(check.position, self.manifest.optouts, lake.optout_snapshots())
+        for position in sorted({*positions, check.position} - {0}):
+            path = local_path(here.optout_snapshot(position))
+            assert path is not None
+            self._copy(lake.optout_snapshot(position), path, partial(decode_snapshot, position))
+        write_check(self.folder, check)
+        self.position = check.position
 
     def pull(self, tiers: Iterable[int] | None, run: trees.Runner) -> PullReport:
         self._refuse_another()
@@ -144,13 +194,17 @@ class _Mirror:
         self._fetch(shards, missing, run)
         if not self.local.exists():
             self._write(self.local, self.data)
+        return self.report(shards, len(missing))
+
+    def report(self, shards: Sequence[ServedShard], fetched: int) -> PullReport:
         return PullReport(
             stage="pull",
             manifest=str(self.local),
             shards=len(shards),
             bytes=sum(shard.bytes for shard in shards),
-            fetched=len(missing),
+            fetched=fetched,
             fetched_bytes=self.fetched_bytes,
+            optouts=self.position,
         )
 
     def _refuse_another(self) -> None:
@@ -288,12 +342,12 @@ def _in_threads(threads: int) -> trees.Runner:
 def _locked(folder: Path) -> Iterator[None]:
     """One pull a directory."""
     try:
-        (folder / ".smalti").mkdir(parents=True, exist_ok=True)
+        (folder / NOTES).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
             f"this cannot be written ({error.strerror})", str(folder), "Name a directory of yours"
         ) from error
-    with (folder / ".smalti" / "lock").open("w") as lock:
+    with (folder / NOTES / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

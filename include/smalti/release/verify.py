@@ -270,7 +270,7 @@ class _Work:
         """Every kept id comes out of the loader once, no other does."""
         log.info("verify: reading back through ReleaseDataset")
         for group in sorted(group for group, ids in self.kept.items() if ids):
-            wanted, served = Counter(self.kept[group]), Counter(read_ids(self.uri, group))
+            wanted, served = Counter(self.kept[group]), Counter(read_ids(self.uri, group, self.manifest.optouts))
             self.faults += [f"{name}: kept, and not served" for name in sorted(wanted - served)]
             self.faults += [f"{name}: served, and not kept or not once" for name in sorted(served - wanted)]
 
@@ -309,8 +309,12 @@ def count_faults(stream: StreamEntry, entries: Sequence[dict[str, Any]], skips: 
     return faults
 
 
-def read_ids(manifest_uri: str, group: str) -> Iterator[str]:
-    """Ids that the training loader serves of one mix group, each picture decoded. Imports streaming (seconds)."""
+def read_ids(manifest_uri: str, group: str, optouts: int = 0) -> Iterator[str]:
+    """Ids that the training loader serves of one mix group, each picture decoded. Imports streaming (seconds).
+
+    Args:
+        optouts: position of the release itself: what was opted out since is no fault of it.
+    """
     from smalti.loader import ReleaseDataset
 
     with contextlib.ExitStack() as stack:
@@ -322,6 +326,8 @@ def read_ids(manifest_uri: str, group: str) -> Iterator[str]:
                 manifest_uri,
                 local=local,
                 groups=(group,),
+                optouts=optouts,
+                max_optout_age=None,
                 batch_size=1,
                 num_canonical_nodes=1,
                 cache_limit="8gb" if local else None,

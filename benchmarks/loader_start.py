@@ -1,0 +1,190 @@
+"""How long until a run over a very large release knows its first samples, and what memory that takes.
+
+    python -m benchmarks.loader_start [--shards 100000] [--rounds 2]
+
+Makes manifest, indices and skip files of a release whose shards do not exist (1,000 samples each, 10 % skipped at random), and
+the indices that a rewritten tree would have. Then, each time in a fresh process: ReleaseDataset over the one, StreamingDataset over
+the other, `random`, one rank, from the constructor until this worker has its sample numbers of the first epoch. The import
+of streaming is not counted, and is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from smalti.images.buckets import TIERS, buckets_of
+from smalti.lake import Lake, stream_index
+from smalti.objects import create_bytes
+from smalti.reasons import SkipReason
+from smalti.release.manifest import (
+    Accounting,
+    Manifest,
+    PartEntry,
+    Provenance,
+    SourceEntry,
+    StreamEntry,
+    encode_stream_index,
+)
+from smalti.release.skips import compress, sha256
+from smalti.shards import mds
+from tests.loader.releases import COLUMNS, picture
+
+SAMPLES, SKIPPED = 1000, 100
+
+
+def fabricate(folder: Path, shards: int) -> str:
+    """Write the release and the tree's indices. Returns the URI of the manifest."""
+    lake, rng = Lake.at(str(folder / "lake")), np.random.default_rng(0)
+    buckets = [(tier, bucket.ar) for tier in TIERS for bucket in buckets_of(tier)]
+    sample: dict[str, mds.Value] = {
+        "image": picture("x"),
+        "caption": "x",
+        "id": "x",
+        "source": "s",
+        "width": 8,
+        "height": 8,
+    }
+    entry = mds.shard_entry("x", mds.encode_shard(COLUMNS, [sample]))
+    streams, total = [], 0
+    for number, (tier, ar) in enumerate(buckets):
+        count = shards // len(buckets) + (number < shards % len(buckets))
+        total += count
+        streams.append(_stream(lake, folder, tier, ar, count, entry, rng))
+    kept = {
+        "samples": total * SAMPLES,
+        "kept": total * (SAMPLES - SKIPPED),
+        "skipped": {SkipReason.TEXT: total * SKIPPED},
+    }
+    part = PartEntry(name="00001-x", digest="0" * 64, samples=total * SAMPLES)
+    manifest = Manifest(
+        dataset="large",
+        version="v1",
+        digest="0" * 64,
+        streams=tuple(streams),
+        mixing={"main": 1.0},
+        captions={"caption": 1.0},
+        sources=(SourceEntry(name="s", group="main", parts=(part,), **kept),),
+        reasons=tuple(SkipReason),
+        settings={"name": "large"},
+        accounting=Accounting(**kept),
+        provenance=Provenance(created="2026-01-01T00:00:00Z", smalti="benchmark"),
+    ).with_digest()
+    create_bytes(lake.manifest("large", "v1"), manifest.encode())
+    return lake.manifest("large", "v1")
+
+
+def _stream(
+    lake: Lake, folder: Path, tier: int, ar: str, count: int, entry: dict[str, Any], rng: np.random.Generator
+) -> StreamEntry:
+    entries = []
+    for number in range(count):
+        each = copy.deepcopy(entry)
+        each["samples"] = SAMPLES
+        each["raw_data"] |= {"basename": f"s/00001-x/{tier}/{ar}/shard.{number:05d}.mds", "bytes": 1 << 27}
+        entries.append(each)
+    index = encode_stream_index(entries)
+    skipped = np.sort(np.argpartition(rng.random((count, SAMPLES)), SKIPPED, axis=1)[:, :SKIPPED], axis=1).tolist()
+    said = {
+        each["raw_data"]["basename"]: {"samples": SAMPLES, "skip": {"text": indices}}
+        for each, indices in zip(entries, skipped, strict=True)
+    }
+    skips = json.dumps({"shards": said, "version": 1}, sort_keys=True, separators=(",", ":")).encode()
+    create_bytes(lake.skip_file("large", sha256(skips)), compress(skips))
+    create_bytes(f"{lake.release('large', 'v1')}/{stream_index('main', tier, ar)}", compress(index))
+    for each in entries:
+        each["samples"] = SAMPLES - SKIPPED
+        each["raw_data"]["basename"] = each["raw_data"]["basename"].rsplit("/", 1)[1]
+    tree = folder / "tree" / str(tier) / ar
+    tree.mkdir(parents=True)
+    (tree / "index.json").write_bytes(mds.encode_index(entries))
+    return StreamEntry(
+        group="main",
+        tier=tier,
+        ar=ar,
+        width=tier,
+        height=tier,
+        samples=count * SAMPLES,
+        kept=count * (SAMPLES - SKIPPED),
+        skipped={SkipReason.TEXT: count * SKIPPED},
+        bytes=count << 27,
+        index=stream_index("main", tier, ar),
+        index_sha256=sha256(index),
+        skip_file=sha256(skips),
+    )
+
+
+def start(kind: str, folder: Path) -> dict[str, float]:
+    """In a fresh process: seconds and bytes."""
+    from streaming import Stream, StreamingDataset
+
+    from smalti.loader import ReleaseDataset
+
+    imported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    options: dict[str, Any] = {"batch_size": 32, "shuffle": True, "batching_method": "random"}
+    began, cpu = time.perf_counter(), time.process_time()
+    dataset: Any
+    if kind == "ours":
+        manifest = f"{folder}/lake/releases/large/v1/manifest.json"
+        dataset = ReleaseDataset(manifest, local=str(folder / "cache"), **options)
+    else:
+        folders = sorted(path.parent for path in (folder / "tree").rglob("index.json"))
+        dataset = StreamingDataset(streams=[Stream(local=str(each)) for each in folders], **options)
+    made = time.perf_counter()
+    dataset._unique_worker_world = dataset._unique_rank_world.detect_workers()
+    dataset._parallel_worker_world = dataset._parallel_rank_world.detect_workers()
+    numbers = dataset._get_work(*dataset._resume_incr_epoch())
+    known = time.perf_counter()
+    used = time.process_time() - cpu
+    assert len(numbers) >= dataset.size > 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "samples": float(dataset.size),
+        "constructor": made - began,
+        "work": known - made,
+        "seconds": known - began,
+        "cpu_seconds": used,
+        "peak_gb": peak * 1024 / 1e9,
+        "imported_gb": imported * 1024 / 1e9,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shards", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--start", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.start:
+        from tests.loader.serving import apart
+
+        with tempfile.TemporaryDirectory() as own, apart(Path(own)):
+            print(json.dumps(start(arguments.start[0], Path(arguments.start[1]))), flush=True)
+        return
+    with tempfile.TemporaryDirectory(prefix="smalti-start-") as name:
+        fabricate(Path(name), arguments.shards)
+        found: dict[str, list[dict[str, float]]] = {"ours": [], "plain": []}
+        for number in range(arguments.rounds):
+            for kind in ("ours", "plain") if number % 2 else ("plain", "ours"):
+                command = [sys.executable, "-m", "benchmarks.loader_start", "--start", kind, name]
+                out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+                found[kind].append(json.loads(out.splitlines()[-1]))
+                print(kind, found[kind][-1], flush=True)
+        for field in ("seconds", "cpu_seconds", "peak_gb"):
+            ratios = [a[field] / b[field] for a, b in zip(found["ours"], found["plain"], strict=True)]
+            print(f"{field}: ours / plain {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""A stream of a release, for StreamingDataset: readers that show the kept samples only, and shards that are checked."""
+
+from __future__ import annotations
+
+import logging
+import os
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from streaming import Stream
+from streaming.base.format.base.reader import FileInfo
+from streaming.base.format.mds import MDSReader
+from streaming.base.world import World
+
+from smalti.errors import CorruptError, LakeError, MissingObject
+from smalti.loader.fetch import fetch
+from smalti.loader.skips import ServedShard
+from smalti.loader.small import stream_name
+from smalti.objects import join_uri
+from smalti.release.manifest import StreamEntry
+
+log = logging.getLogger("smalti")
+
+
+class KeptReader(MDSReader):  # type: ignore[misc]  # streaming is untyped
+    """A shard that shows its kept samples only, numbered from 0."""
+
+    _before: array[int] | None = None
+    """For each skipped sample, ascending: how many kept ones come before it. (bisect in it takes a fifth of np.searchsorted.)"""
+
+    @classmethod
+    def of(cls, parts: str, shard: ServedShard, columns: dict[str, tuple[Any, ...]]) -> KeptReader:
+        """The reader of a shard, like `from_json`.
+
+        Args:
+            columns: those of the readers made so far. Shards of a stream have the same: a hundred thousand share one list.
+        """
+        entry = shard.entry
+        if entry["version"] != 2 or entry["format"] != "mds":
+            raise CorruptError(
+                "the shard is no MDS shard of version 2", shard.basename, "Use another version of the dataset"
+            )
+        names = ("column_encodings", "column_names", "column_sizes")
+        own = tuple(entry[name] for name in names)
+        encodings, labels, sizes = columns.setdefault(str(own), own)
+        zipped = entry["zip_data"]
+        reader = cls(
+            parts,
+            None,
+            encodings,
+            labels,
+            sizes,
+            entry["compression"],
+            entry["hashes"],
+            FileInfo(**entry["raw_data"]),
+            entry["samples"],
+            entry["size_limit"],
+            FileInfo(**zipped) if zipped else None,
+        )
+        reader.leave_out(shard.left_out)
+        return reader
+
+    def leave_out(self, indices: NDArray[np.int32]) -> None:
+        """Hide these samples (ascending indices)."""
+        self.samples -= len(indices)
+        before = indices - np.arange(len(indices), dtype=np.int32)
+        self._before = array("i", before.tobytes()) if len(indices) else None
+
+    def get_sample_data(self, idx: int) -> bytes:
+        if self._before is not None:
+            idx += bisect_right(self._before, idx)
+        data: bytes = super().get_sample_data(idx)
+        return data
+
+
+class SkipStreamMixin:
+    """What makes a Stream one of a release; put it before a trainer's own Stream class.
+
+        class OurStream(SkipStreamMixin, PatchedStream): ...
+
+        ReleaseDataset(manifest, stream_class=OurStream, ...)
+
+    It decides which samples there are, where shards lie and how they come here (get_shards, set_up_local, prepare_shard,
+    get_index_size): an override of one of these in the other class is not called. Everything else is the other class's.
+    `reader_class` and `fetch_shard` are there to be overridden.
+
+    Args:
+        entries: what the manifest says of it; several if streams of one bucket were put together.
+        shards: what it serves.
+        source: URI of parts/ of the release.
+        parts: where shards lie, or are to lie, on this machine.
+        in_place: `parts` is where the release itself is: nothing is fetched, nothing removed.
+        **stream: of the other class.
+    """
+
+    reader_class: type[KeptReader] = KeptReader
+    """A subclass may decode samples otherwise."""
+
+    download_retry: int
+
+    def __init__(
+        self,
+        *,
+        entries: Sequence[StreamEntry],
+        shards: Sequence[ServedShard],
+        source: str,
+        parts: Path,
+        in_place: bool,
+        **stream: Any,
+    ) -> None:
+        self.entries = tuple(entries)
+        self.kept = sum(shard.kept for shard in shards)
+        self._served = shards
+        self._source = source
+        self._parts = str(parts)
+        self._in_place = in_place
+        # StreamingDataset wants a directory a stream that no other stream uses, and takes it for a name only: all that
+        # would be done in it is overridden below. No `remote`: it would have StreamingDataset refuse a second dataset
+        # over one cache, also one whose process is long dead. Shards are immutable and appear whole, so sharing is safe.
+        super().__init__(**{"local": os.path.join(self._parts, ".streams", self.name)} | stream)
+
+    @property
+    def name(self) -> str:
+        """As the manifest spells it: group/tier/ar; of several groups, a+b/tier/ar."""
+        return stream_name(self.entries)
+
+    def fetch_shard(self, uri: str, path: Path, sha256: str) -> None:
+        """Bring an object here: whole, with these bytes, or not at all (CorruptError, LakeError: tried again)."""
+        fetch(uri, path, sha256)
+
+    def get_shards(self, world: World, allow_unsafe_types: bool) -> list[KeptReader]:
+        columns: dict[str, tuple[Any, ...]] = {}
+        readers = [self.reader_class.of(self._parts, shard, columns) for shard in self._served]
+        for reader in readers:
+            reader.validate(allow_unsafe_types)
+        self._served = ()  # the readers know it all; a hundred million samples are held once
+        return readers
+
+    def set_up_local(self, shards: Sequence[KeptReader], cache_usage_per_shard: NDArray[np.int64]) -> None:
+        """Note which shards are here. Called on one rank of each node."""
+        for number, shard in enumerate(shards):
+            path, size = os.path.join(self._parts, shard.raw_data.basename), shard.raw_data.bytes
+            try:
+                there = os.stat(path).st_size
+            except FileNotFoundError:
+                there = None
+            if there == size:
+                cache_usage_per_shard[number] = size
+            elif self._in_place:
+                raise _incomplete(path, size, there)
+            elif there is not None:
+                log.warning("%s has %d bytes instead of %d and is fetched anew", path, there, size)
+                os.unlink(path)
+
+    def prepare_shard(self, shard: KeptReader) -> int:
+        """Bring a shard here if it is not. Returns the bytes that were added."""
+        info = shard.raw_data
+        path = Path(self._parts, info.basename)
+        if path.exists():
+            return 0
+        if self._in_place:
+            raise _incomplete(str(path), info.bytes, None)
+        tries = 1 + self.download_retry
+        for left in reversed(range(tries)):
+            try:
+                self.fetch_shard(join_uri(self._source, info.basename), path, info.hashes["sha256"])
+                break
+            except (CorruptError, LakeError):
+                if not left:
+                    raise
+        return int(info.bytes)
+
+    def get_index_size(self) -> int:
+        return 0  # indices are not cached
+
+
+class SkipStream(SkipStreamMixin, Stream):  # type: ignore[misc]  # streaming is untyped
+    """A stream of a release for those who have no Stream class of their own."""
+
+
+def _incomplete(path: str, size: int, there: int | None) -> MissingObject | CorruptError:
+    if there is None:
+        return MissingObject("the shard is not here", path, "Pull it, or choose tiers and groups that are here")
+    return CorruptError(f"the shard has {there} bytes instead of {size}", path, "Pull it again")
