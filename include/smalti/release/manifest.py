@@ -23,7 +23,6 @@ from smalti.errors import CorruptError, InputError
 from smalti.lake import stream_index
 from smalti.objects import read_bytes
 from smalti.reasons import SkipReason, set_name
-from smalti.release.optouts import OptoutSnapshot
 from smalti.release.skips import Model, SkipFile, canonical_json, damaged, decompress, nonzero, parse, sha256
 
 _SHA256 = r"^[0-9a-f]{64}$"
@@ -367,6 +366,8 @@ def read_skip_file(manifest_uri: str, stream: StreamEntry) -> SkipFile:
 
 def schemas() -> dict[str, dict[str, Any]]:
     """JSON Schemas of the files that other programs may read."""
+    from smalti.release.optouts import OptoutSnapshot  # it finds a lake by its manifests
+
     models: dict[str, type[Model]] = {"manifest": Manifest, "skips": SkipFile, "optouts": OptoutSnapshot}
     return {name: model.model_json_schema() for name, model in models.items()}
 
