@@ -33,6 +33,7 @@ import numpy.typing as npt
 
 from smalti.accounting import Accounted
 from smalti.config import Columns, Dataset, Drops, Duplicates, Encoding, Source
+from smalti.images.fingerprint import BITS
 from smalti.lake import Lake
 from smalti.objects import create_bytes, local_path
 from smalti.settings import ReleaseRun
@@ -96,10 +97,13 @@ class Planted:
         return cls(row, picture, content, hash_of, flat, side, np.minimum(label, 2).astype(np.int8))
 
     def phash(self, distance: int) -> U64:
-        """Copies that were encoded again have up to `distance` bits flipped."""
-        found = mix(self.hash_of, 10)
+        """Like those of pictures: 40 of the 64 bits are used, half of them are ones. Copies that were encoded again have up to
+        `distance` bits flipped."""
+        found, halves = np.zeros(len(self.row), np.uint64), _halves()
+        for half, patterns in enumerate(halves):
+            found |= patterns[(mix(self.hash_of, 8 + half) % np.uint64(len(patterns))).astype(np.int64)]
         for bit in range(distance // 2):  # two copies are then at most `distance` apart
-            flips = np.uint64(1) << (mix(self.content, 11 + bit) % np.uint64(64))
+            flips = _USED[(mix(self.content, 11 + bit) % np.uint64(len(_USED))).astype(np.int64)]
             found = np.where((self.content != self.picture) & (self.hash_of == self.picture), found ^ flips, found)
         return np.where(self.flat, np.uint64(0), found)
 
@@ -115,6 +119,22 @@ class Planted:
         wide, high = np.array([1, 4, 3, 16]), np.array([1, 3, 2, 9])
         which = (mix(self.picture, 30) % np.uint64(4)).astype(np.int64)
         return wide[which] * self.pixels, high[which] * self.pixels
+
+
+_USED = np.uint64(1) << np.array([63 - place * 64 // BITS for place in range(BITS)], np.uint64)
+"""The bits that a hash uses."""
+
+
+@functools.cache
+def _halves() -> tuple[U64, U64]:
+    """Every pattern of the first and of the second half of the used bits, half of them ones: 35 bits of information, not 37."""
+    half = BITS // 2
+    few = np.arange(1 << half, dtype=np.uint32)
+    few = few[np.bitwise_count(few) == half // 2]
+    return tuple(  # type: ignore[return-value]
+        sum((few >> np.uint32(bit) & np.uint32(1)).astype(np.uint64) * used[bit] for bit in range(half))
+        for used in (_USED[:half], _USED[half:])
+    )
 
 
 _HEX = np.array([list(f"{value:02x}".encode()) for value in range(256)], np.uint8)

@@ -102,7 +102,8 @@ def test_a_sample_that_any_release_serves_under_any_of_its_sets_stays(lake: Lake
 
 def test_a_declared_reason_set_that_lifts_the_reason_keeps_the_sample(lake: Lake) -> None:
     manifest = release_of(lake)
-    lifting = manifest.model_copy(update={"reason_sets": ((), (SkipReason.TEXT,))})
+    streams = tuple(each.model_copy(update={"kept_without": {"text": each.kept + 1}}) for each in manifest.streams)
+    lifting = manifest.model_copy(update={"reason_sets": ((), (SkipReason.TEXT,)), "streams": streams})
     path = objects.local_path(lake.manifest("set", "v1"))
     assert path is not None
     path.write_bytes(Manifest.model_validate(lifting.model_dump(mode="json")).with_digest().encode())

@@ -112,12 +112,12 @@ def _read(uri: str, columns: Sequence[str], start: int, rows: int) -> Any:
 
 @dataclass(frozen=True)
 class FrameReader:
-    """Parts that are in memory: one polars frame each."""
+    """Parts that are in memory: one polars frame each, of one batch, the newest last."""
 
     frames: tuple[Any, ...]
 
     def places(self, part: int) -> Mapping[str, int]:
-        return dict.fromkeys(self.frames[part]["batch"], part)
+        return {f"{part}": part}
 
     @property
     def sources(self) -> Sequence[str]:
@@ -128,7 +128,9 @@ class FrameReader:
         return [frame.height for frame in self.frames]
 
     def read(self, part: int, columns: Sequence[str], start: int, rows: int) -> Any:
-        return self.frames[part].select(columns).slice(start, rows)
+        import polars as pl
+
+        return self.frames[part].with_columns(batch=pl.lit(f"{part}")).select(columns).slice(start, rows)
 
 
 def starts_of(reader: Reader) -> Ints:

@@ -104,7 +104,7 @@ def near_within(hashes: Keys, mask: np.uint64, distance: int) -> tuple[Ints, Int
 def band_masks(distance: int, count: int) -> list[np.uint64]:
     """The bits to agree in, for each choice of bands; the number of bands is what costs least for so many hashes.
 
-    Sorting costs about 10 comparisons of a pair for each hash; pairs are those of hashes without structure.
+    Sorting costs about 10 comparisons of a pair for each hash; pairs are those of hashes that have nothing in common.
     """
     bands = min(range(distance + 1, 2 * distance + 5), key=lambda each: _cost(each, distance, count))
     edges = [64 * band // bands for band in range(bands + 1)]
@@ -112,6 +112,10 @@ def band_masks(distance: int, count: int) -> list[np.uint64]:
     return [np.uint64(sum(chosen)) for chosen in combinations(each_band, bands - distance)]
 
 
+_INFORMATION = 37.0
+"""Bits that a hash tells, spread evenly over its 64: 40 are used and 20 of them are ones, log2 C(40, 20)."""
+
+
 def _cost(bands: int, distance: int, count: int) -> float:
-    pairs = count * count / 2 / float(2.0 ** (64 * (bands - distance) / bands))
+    pairs = count * count / 2 / float(2.0 ** (_INFORMATION * (bands - distance) / bands))
     return comb(bands, distance) * (10.0 * count + pairs)
