@@ -41,8 +41,8 @@ stop: ## end what `make demo` started
 	$(BIN)/python -m demo.stop
 
 test: lint vllm ## lint, then every test
-	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/integration --ignore tests/e2e -m "not prove"
-	$(BIN)/pytest tests/integration tests/e2e -m "not prove"
+	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/integration --ignore tests/e2e -m "not prove" --durations 15
+	$(BIN)/pytest tests/integration tests/e2e -m "not prove" --durations 15
 
 lint: env ## ruff, mypy --strict, import-linter, yamllint
 	$(BIN)/ruff check .
