@@ -198,12 +198,12 @@ def _delivery(row: dict[str, Any]) -> Delivery:
 
 
 def _places(lake: Lake, rows: Sequence[Row]) -> Iterator[Place]:
-    opted_out = read_snapshot(lake, newest_position(lake)).shards
+    snapshot = read_snapshot(lake, newest_position(lake))
     for part, row in rows:
         yield Place(
             part=f"{part.source}/{part.name}",
             **{name: row[name] for name in ("batch", "shard", "index", "tier", "ar", "captioner", "label", "sha256")},
-            opted_out=row["index"] in opted_out.get(row["shard"], ()),
+            opted_out=row["index"] in snapshot.shards.get(row["shard"], ()) or row["id"] in snapshot.ids,
         )
 
 

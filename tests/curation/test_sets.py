@@ -125,8 +125,9 @@ def test_a_set_with_a_reason_that_is_not_declared_is_refused(lake: Lake) -> None
         curate(lake, release_run(reason_sets=((SkipReason.LICENCE,),)))
 
 
-def opt_out(lake: Lake, position: int, shards: dict[str, tuple[int, ...]]) -> None:
-    objects.create_bytes(lake.optout_snapshot(position), OptoutSnapshot(position=position, shards=shards).encode())
+def opt_out(lake: Lake, position: int, shards: dict[str, tuple[int, ...]], *ids: str) -> None:
+    snapshot = OptoutSnapshot(position=position, shards=shards, ids=ids)
+    objects.create_bytes(lake.optout_snapshot(position), snapshot.encode())
 
 
 def place(lake: Lake, run: ReleaseRun, name: str) -> tuple[str, int]:
@@ -152,6 +153,20 @@ def test_an_optout_reaches_every_copy_in_every_source_and_is_pinned(lake: Lake) 
         "other/copy.jpg@00001": (["optout"], "demo/a.jpg"),
     }
     assert decided(report).kept_without == {"duplicate": 1}
+
+
+def test_an_optout_by_id_reaches_parts_that_no_snapshot_could_name(lake: Lake) -> None:
+    """As those are that maintenance writes anew, or a later delivery."""
+    opt_out(lake, 2, {}, "demo/a.jpg", "demo/elsewhere.jpg")
+    add(lake, [Row("a.jpg", stored(picture(1, 900, 900))), Row("b.jpg", stored(picture(2)))])
+    add(lake, [Row("a.jpg", stored(picture(3)))], batch="b2")
+    add(lake, [Row("copy.jpg", stored(picture(1, 700, 700))), Row("later.jpg", stored(picture(3, 800, 800)))], "other")
+    assert left_out(lake, curate(lake, release_run("demo", "other"))) == {
+        "demo/a.jpg@00001": (["optout", "superseded"], None),
+        "demo/a.jpg@00002": (["optout"], None),
+        "other/copy.jpg@00001": (["optout"], "demo/a.jpg"),
+        "other/later.jpg@00001": (["optout"], "demo/a.jpg"),
+    }
 
 
 def test_an_optout_of_a_picture_that_was_replaced_still_reaches_its_copies(lake: Lake) -> None:

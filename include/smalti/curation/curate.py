@@ -64,13 +64,15 @@ def curate(lake: Lake, run: ReleaseRun) -> CurateReport:
     reader = PartReader(lake, tuple(parts))
     denied, denylists = load_denylists(dataset.drops.denylist, dataset.name)
     people, decision_files = load_decided(dataset.drops.duplicates.decided, dataset.name)
+    optouts = read_snapshot(lake, inputs.optouts)
     log.info("curate: %d samples of %d parts", sum(reader.sizes), len(parts))
     decisions = decide(
         reader,
         dataset.drops,
         denied=denied,
         priorities=priorities,
-        optouts=read_snapshot(lake, inputs.optouts).shards,
+        optouts=optouts.shards,
+        opted_out=frozenset(optouts.ids),
         reason_sets=dataset.reason_sets,
         lifted=run.without,
         decided=people,

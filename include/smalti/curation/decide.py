@@ -86,6 +86,7 @@ def decide(
     denied: frozenset[str] = frozenset(),
     priorities: Mapping[str, int] | None = None,
     optouts: Mapping[str, Sequence[int]] | None = None,
+    opted_out: frozenset[str] = frozenset(),
     reason_sets: Sequence[Set] = (),
     lifted: Set = (),
     decided: Mapping[str, str] | None = None,
@@ -97,13 +98,14 @@ def decide(
         denied: sample ids.
         priorities: source -> priority among copies of one resolution.
         optouts: shard -> indices that are opted out.
+        opted_out: sample ids: what was sharded again since, or delivered again, has other places.
         lifted: an ablation: reasons that are not applied.
         decided: cluster -> what a person decided.
         partitions: how many to resolve what may be a copy in; empty: as few as AT_ONCE allows.
     """
-    scanned = scan(reader, drops, denied, shards=bool(optouts))
+    scanned = scan(reader, drops, denied, shards=bool(optouts), opted_out=opted_out)
     marked = scanned.row_of(optouts or {})
-    rows = _candidates(scanned, drops.duplicates.distance, opted_out=len(marked) > 0)
+    rows = _candidates(scanned, drops.duplicates.distance, opted_out=len(marked) > 0 or bool(opted_out))
     reasons, current, keyed = scanned.reasons, scanned.current, scanned.keyed(rows)
     reasons[marked] |= np.uint16(BIT[SkipReason.OPTOUT])
     met = scanned.denied

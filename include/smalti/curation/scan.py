@@ -77,7 +77,9 @@ class Scan:
         return np.concatenate([np.empty(0, np.int64), *found])
 
 
-def scan(reader: Reader, drops: Drops, denied: frozenset[str], shards: bool) -> Scan:
+def scan(
+    reader: Reader, drops: Drops, denied: frozenset[str], shards: bool, opted_out: frozenset[str] = frozenset()
+) -> Scan:
     """Read the narrow columns of every sample, and no other than the settings ask for.
 
     Args:
@@ -92,7 +94,7 @@ def scan(reader: Reader, drops: Drops, denied: frozenset[str], shards: bool) -> 
     sources = list(reader.sources)
     shared = {source for source in sources if sources.count(source) > 1}  # only between parts an id can stand twice
     ids = np.empty(count if shared else 0, np.uint64)
-    rules, takes = _rules(drops, denied), _accepts(drops)
+    rules, takes = _rules(drops, denied, opted_out), _accepts(drops)
     columns = sorted({
         "sha256",
         "phash",
@@ -100,7 +102,7 @@ def scan(reader: Reader, drops: Drops, denied: frozenset[str], shards: bool) -> 
         *(name for rule in (*rules.values(), takes) for name in rule.meta.root_names()),
     })
     columns += ["shard"] if shards else []
-    columns += ["id"] if shared and not denied else []
+    columns += ["id"] if shared and not denied and not opted_out else []
     tells = pl.col("phash").is_not_null() & ~pl.col("flat").fill_null(True)
     runs: list[Any] = []
     met: set[str] = set()
@@ -129,7 +131,7 @@ def scan(reader: Reader, drops: Drops, denied: frozenset[str], shards: bool) -> 
     return Scan(reasons, np.ones(count, np.bool_), sha256, phash, hashed, _shards(runs), frozenset(met), said_twice)
 
 
-def _rules(drops: Drops, denied: frozenset[str]) -> dict[SkipReason, Any]:
+def _rules(drops: Drops, denied: frozenset[str], opted_out: frozenset[str]) -> dict[SkipReason, Any]:
     """What each reason asks of a sample; what its owner, its other deliveries and its copies say is not here."""
     import polars as pl
 
@@ -140,6 +142,8 @@ def _rules(drops: Drops, denied: frozenset[str]) -> dict[SkipReason, Any]:
     }
     if denied:
         rules[SkipReason.DENYLIST] = pl.col("id").is_in(sorted(denied))
+    if opted_out:
+        rules[SkipReason.OPTOUT] = pl.col("id").is_in(sorted(opted_out))
     if drops.licences is not None:
         rules[SkipReason.LICENCE] = ~pl.col("licence").is_in(list(drops.licences)).fill_null(False)
     if drops.captioners is not None:

@@ -39,6 +39,9 @@ class OptoutSnapshot(Model):
     version: Literal[1] = 1
     position: int = Field(ge=0)
     shards: dict[str, tuple[int, ...]] = Field(description="basename relative to parts/ -> indices, ascending")
+    ids: tuple[str, ...] = Field(
+        (), description="samples by id: parts that are written later, of the same rows or of new ones, hold them too"
+    )
 
     @field_validator("shards")
     @classmethod
