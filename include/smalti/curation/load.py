@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -141,9 +142,9 @@ def starts_of(reader: Reader) -> Ints:
 def chunks(reader: Reader, columns: Sequence[str]) -> Iterator[tuple[int, int, Any]]:
     """Part, number of the first row, and some columns of at most ROWS rows; all rows in their order."""
     starts = starts_of(reader)
-    for part, size in enumerate(reader.sizes):
-        for start in range(0, size, ROWS):
-            yield part, int(starts[part]) + start, reader.read(part, columns, start, ROWS)
+    wanted = [(part, start) for part, size in enumerate(reader.sizes) for start in range(0, size, ROWS)]
+    for (part, start), frame in zip(wanted, _read_ahead(reader, columns, wanted), strict=True):
+        yield part, int(starts[part]) + start, frame
 
 
 def read_rows(reader: Reader, columns: Sequence[str], rows: Ints, use: Callable[[slice, int, Any], None]) -> None:
@@ -151,15 +152,31 @@ def read_rows(reader: Reader, columns: Sequence[str], rows: Ints, use: Callable[
     import polars as pl
 
     starts = starts_of(reader)
+    wanted, places = [], []
     for part, size in enumerate(reader.sizes):
         for start in range(0, size, ROWS):
             first = int(starts[part]) + start
             low, high = np.searchsorted(rows, (first, first + min(ROWS, size - start)))
             if low < high:
-                frame = reader.read(part, columns, start, ROWS)
-                wanted = np.zeros(frame.height, np.bool_)
-                wanted[rows[low:high] - first] = True
-                use(slice(int(low), int(high)), part, frame.filter(pl.Series(wanted)))
+                wanted.append((part, start))
+                places.append((slice(int(low), int(high)), first))
+    for (part, _), (some, first), frame in zip(wanted, places, _read_ahead(reader, columns, wanted), strict=True):
+        taken = np.zeros(frame.height, np.bool_)
+        taken[rows[some] - first] = True
+        use(some, part, frame.filter(pl.Series(taken)))
+
+
+def _read_ahead(reader: Reader, columns: Sequence[str], wanted: Sequence[tuple[int, int]]) -> Iterator[Any]:
+    """The chunk of each part and first row. While one is worked on, the next is read."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting: Future[Any] | None = None
+        for part, start in wanted:
+            following = pool.submit(reader.read, part, columns, start, ROWS)
+            if waiting is not None:
+                yield waiting.result()
+            waiting = following
+        if waiting is not None:
+            yield waiting.result()
 
 
 def parts_of(lake: Lake, sources: Sequence[str]) -> tuple[list[Part], list[str]]:
