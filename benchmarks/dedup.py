@@ -131,10 +131,11 @@ def _halves() -> tuple[U64, U64]:
     half = BITS // 2
     few = np.arange(1 << half, dtype=np.uint32)
     few = few[np.bitwise_count(few) == half // 2]
-    return tuple(  # type: ignore[return-value]
+    first, second = (
         sum((few >> np.uint32(bit) & np.uint32(1)).astype(np.uint64) * used[bit] for bit in range(half))
         for used in (_USED[:half], _USED[half:])
     )
+    return np.asarray(first, np.uint64), np.asarray(second, np.uint64)
 
 
 _HEX = np.array([list(f"{value:02x}".encode()) for value in range(256)], np.uint8)

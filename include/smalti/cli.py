@@ -121,14 +121,15 @@ def release_build(
 
     With --without it is an ablation: over the parts and settings of its base, no new shards, and never LATEST.
     """
-    from smalti.settings import reasons_to_lift, release_run
+    from smalti.settings import RUN_NAME, reasons_to_lift, release_run
 
-    if base and not without:
-        raise InputError("a base without reasons is no ablation", "--base", "Give --without, or leave --base out")
+    reasons = reasons_to_lift(without)
+    if (base or without) and not reasons:
+        raise InputError("an ablation names its reasons", "--base, --without", "Give --without text, for instance")
+    if name and not re.fullmatch(RUN_NAME, name):
+        raise InputError(f"{name!r} cannot be a build's name", "--name", "Use at most 100 letters, digits, _ . -")
     place = _lake(lake)
-    settings = release_run(
-        dataset, version, build=name or None, without=reasons_to_lift(without), base=_uri(base) if base else None
-    )
+    settings = release_run(dataset, version, build=name or None, without=reasons, base=_uri(base) if base else None)
     curated: Any = _run("curate", place, settings)
     assembled = _run("assemble", place, settings.model_copy(update={"curation": curated.curation}))
     _show([curated, assembled], as_json)

@@ -147,5 +147,5 @@ def reasons_to_lift(text: str) -> tuple[SkipReason, ...]:
 
 
 def _check_name(name: str, what: str) -> None:
-    if not re.match(RUN_NAME, name):
+    if not re.fullmatch(RUN_NAME, name):
         raise InputError(f"{name!r} cannot be a {what}", f"--{what}", "Use at most 100 letters, digits, _ . -")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +15,7 @@ from smalti import objects
 from smalti.contents import versions_of
 from smalti.curation.copies import ratios_close
 from smalti.curation.record import explain
-from smalti.errors import InputError, MissingObject
+from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.images.fingerprint import Fingerprint, hamming, same_picture
 from smalti.lake import Lake
 from smalti.reasons import SkipReason, set_name
@@ -23,7 +23,7 @@ from smalti.release.latest import read_latest
 from smalti.release.manifest import Manifest, beside, read_manifest, read_skip_file
 from smalti.release.optouts import newest_position, read_snapshot
 from smalti.release.skips import Model
-from smalti.shards.part import Part, committed_parts
+from smalti.shards.part import Part, batch_orders, committed_parts
 from smalti.shards.samples import SCHEMA
 
 _THREADS = 16
@@ -49,9 +49,10 @@ class Delivery(Model):
 
 
 class Place(Model):
-    """A sample in a part. `opted_out`: the newest snapshot of opt-outs names it."""
+    """A sample in a part. `replaced`: new releases do not use the part; `opted_out`: the newest snapshot of opt-outs names it."""
 
     part: str
+    replaced: bool
     batch: str
     shard: str
     index: int
@@ -114,7 +115,9 @@ def trace(lake: Lake, sample_id: str) -> Trace:
     if not source or not key:
         raise InputError(f"{sample_id!r} is not a sample id", lake.root, "Write <source>/<key>")
     parts = committed_parts(lake, source, hidden=True)
-    rows = _in_threads(lake, parts, "id", sample_id)
+    places = dict(zip([part.name for part in parts], batch_orders(parts), strict=True))
+    rows = sorted(_in_threads(lake, parts, "id", sample_id), key=lambda each: places[each[0].name][each[1]["batch"]])
+    in_sight = {part.name for part in committed_parts(lake, source)}
     deliveries = (*_rejected(lake, source, key), *_table_rows(lake, source, sample_id))
     if not deliveries and not rows:
         raise InputError(
@@ -123,7 +126,7 @@ def trace(lake: Lake, sample_id: str) -> Trace:
     return Trace(
         id=sample_id,
         deliveries=deliveries,
-        places=tuple(_places(lake, rows)),
+        places=tuple(_places(lake, rows, in_sight)),
         copies=tuple(_copies(lake, rows[-1][1])) if rows else (),
         releases=tuple(fate for row in rows for fate in _fates(lake, *row)),
     )
@@ -141,8 +144,12 @@ def _in_threads(lake: Lake, parts: Sequence[Part], column: str, value: str | int
     wanted = pc.field(column) == pa.scalar(value, SCHEMA.field(column).type)
 
     def look(part: Part) -> list[Row]:
-        with objects.open_binary(lake.samples(part.source, part.name)) as file:
-            return [(part, row) for row in pq.read_table(file, filters=wanted).to_pylist()]
+        uri = lake.samples(part.source, part.name)
+        with objects.open_binary(uri) as file:
+            try:
+                return [(part, row) for row in pq.read_table(file, filters=wanted).to_pylist()]
+            except (pa.ArrowException, OSError) as error:
+                raise CorruptError(f"this is not a samples.parquet ({error})", uri, "Restore it") from error
 
     with ThreadPoolExecutor(_THREADS) as pool:
         return [row for found in pool.map(look, parts) for row in found]
@@ -197,11 +204,12 @@ def _delivery(row: dict[str, Any]) -> Delivery:
     return Delivery(batch=row["batch"], fell_out=dropped, captions=said["caption"], labels=said["label"], facts=facts)
 
 
-def _places(lake: Lake, rows: Sequence[Row]) -> Iterator[Place]:
+def _places(lake: Lake, rows: Sequence[Row], in_sight: Collection[str]) -> Iterator[Place]:
     snapshot = read_snapshot(lake, newest_position(lake))
     for part, row in rows:
         yield Place(
             part=f"{part.source}/{part.name}",
+            replaced=part.name not in in_sight,
             **{name: row[name] for name in ("batch", "shard", "index", "tier", "ar", "captioner", "label", "sha256")},
             opted_out=row["index"] in snapshot.shards.get(row["shard"], ()) or row["id"] in snapshot.ids,
         )

@@ -87,12 +87,12 @@ def decide(
     quarantined: set[str] = set()
     for members in components(samples, distance):
         inside = [each for each in members if each.id in eligible]
-        if _distinct(members) <= limit or _distinct(inside) <= limit:
+        word = decided.get(_least_hash(members), "")
+        if _distinct(members) <= limit or (not word and _distinct(inside) <= limit):
             duplicates |= find_duplicates(inside, distance)
             continue
-        word = decided.get(_least_hash(members), "")
         ordered = sorted(inside, key=lambda each: each.rank)
-        if word == "merge":
+        if word == "merge" and ordered:
             duplicates |= {each.id: ordered[0].id for each in ordered[1:]}
             continue
         of_bytes: dict[str, str] = {}

@@ -19,14 +19,14 @@ from smalti.config import Band, Dataset, Drops
 from smalti.curation import quarantine
 from smalti.curation.copies import ASPECT_TOLERANCE
 from smalti.curation.decide import Decisions, decide
-from smalti.curation.inputs import ablated, read_inputs, settle_inputs
+from smalti.curation.inputs import ablated, priorities_of, read_inputs, settle_inputs
 from smalti.curation.load import PartReader, load_decided, load_denylists
 from smalti.curation.record import CuratedPart, Curation, rows_digest, write_curation
 from smalti.curation.rows import clusters_of, first_reasons, kept_without, members_of, places_of, rows_of
 from smalti.curation.scan import LABELS
 from smalti.errors import InputError
 from smalti.lake import Lake
-from smalti.reasons import SkipReason
+from smalti.reasons import ALWAYS_SKIPPED, SkipReason
 from smalti.release.collect import Shown
 from smalti.release.optouts import read_snapshot
 from smalti.settings import ReleaseRun
@@ -60,6 +60,8 @@ def curate(lake: Lake, run: ReleaseRun) -> CurateReport:
     check_sets(dataset, declared, run.without)
     names = [source.name for source in dataset.sources]
     priorities = {source.name: source.priority for source in run.sources}
+    if inputs.base:
+        priorities = priorities_of(lake, dataset.name, inputs.base) or priorities
     parts = read_inputs(lake, inputs)
     reader = PartReader(lake, tuple(parts))
     denied, denylists = load_denylists(dataset.drops.denylist, dataset.name)
@@ -153,7 +155,7 @@ def check_sets(dataset: Dataset, declared: Sequence[SkipReason], without: Sequen
         raise InputError(
             f"an ablation without {', '.join(odd)}, which the dataset never skips for, changes nothing",
             f"dataset {dataset.name}",
-            f"Use some of: {', '.join(declared)}",
+            f"Use some of: {', '.join(each for each in declared if each not in ALWAYS_SKIPPED)}",
         )
     for each in dataset.reason_sets:
         odd = sorted(set(each) - set(declared))

@@ -195,8 +195,9 @@ def _modes(found: Found, active: Ints, decided: Mapping[str, str]) -> Ints:
     """What happens to each cluster; one entry more, 0, for rows of none (cluster -1)."""
     clusters = found.cluster[active]
     sizes = np.bincount(clusters[clusters >= 0], minlength=len(found.names))
-    said = [{MERGE: _MERGED, KEEP: _KEPT}.get(decided.get(name, ""), _ASIDE) for name in found.names]
-    return np.append(np.where(sizes > found.limit, said, 0), 0)
+    said = np.array([{MERGE: _MERGED, KEEP: _KEPT}.get(decided.get(name, ""), 0) for name in found.names], np.int64)
+    undecided = np.where(sizes > found.limit, _ASIDE, 0)  # what a person has said holds for what is left of it, too
+    return np.append(np.where(said > 0, said, undecided), 0)
 
 
 def _of_equal_bytes(rule: Rule, rows: Ints) -> Ints:

@@ -8,15 +8,20 @@ name works on what is there now; an ablation on what its base was made of.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+
 from pydantic import Field
 
 from smalti import objects
 from smalti.config import Dataset
 from smalti.curation.load import parts_of
-from smalti.errors import InputError
+from smalti.curation.record import read_curation
+from smalti.errors import InputError, MissingObject
 from smalti.lake import Lake
+from smalti.reasons import SkipReason
 from smalti.release.latest import read_latest
-from smalti.release.manifest import Manifest, read_manifest
+from smalti.release.manifest import Manifest, beside, read_manifest
 from smalti.release.optouts import newest_position
 from smalti.release.skips import Model, canonical_json, parse
 from smalti.settings import ReleaseRun
@@ -29,12 +34,16 @@ class Inputs(Model):
     missing: sources without a part.
     optouts: position of the opt-outs that apply.
     base: of an ablation, the version that it differs from.
+    without: of an ablation, what is not applied.
+    asked: the base that was asked for by name.
     """
 
     parts: tuple[str, ...] = Field(min_length=1)
     missing: tuple[str, ...] = ()
     optouts: int = Field(0, ge=0)
     base: str | None = None
+    without: tuple[SkipReason, ...] = ()
+    asked: str | None = None
 
 
 def settle_inputs(lake: Lake, run: ReleaseRun) -> Inputs:
@@ -50,16 +59,35 @@ def settle_inputs(lake: Lake, run: ReleaseRun) -> Inputs:
     if found is None:
         objects.create_bytes(uri, canonical_json(_now(lake, run).model_dump(mode="json")) + b"\n")
         found = (objects.read_bytes(uri), "")  # another try of the same build may have been faster
-    return parse(Inputs, found[0], uri)
+    inputs = parse(Inputs, found[0], uri)
+    if (inputs.without, inputs.asked) != (run.without, run.base):
+        raise InputError(
+            f"build {run.build} was begun {_told(inputs.without, inputs.asked)}, not {_told(run.without, run.base)}",
+            uri,
+            "Begin another build under another name",
+        )
+    return inputs
+
+
+def _told(without: Sequence[SkipReason], base: str | None) -> str:
+    what = f"as an ablation without {', '.join(without)}" if without else "as a whole release"
+    return f"{what} of {base}" if base else what
 
 
 def read_inputs(lake: Lake, inputs: Inputs) -> list[Part]:
     """The parts of a build.
 
     Raises:
-        MissingObject: one was collected meanwhile.
+        InputError: one was collected meanwhile: a name holds as long as maintenance lets its parts be.
     """
-    return [read_part(lake, *name.split("/")) for name in inputs.parts]
+    try:
+        return [read_part(lake, *name.split("/")) for name in inputs.parts]
+    except MissingObject as error:
+        raise InputError(
+            "a part that this build was begun with is not there any more",
+            error.where,
+            "Begin another build, under another name",
+        ) from error
 
 
 def ablated(lake: Lake, dataset: str, base: str) -> Dataset:
@@ -68,11 +96,26 @@ def ablated(lake: Lake, dataset: str, base: str) -> Dataset:
     return Dataset.model_validate(manifest.settings | {"reason_sets": ()})
 
 
+def priorities_of(lake: Lake, dataset: str, base: str) -> dict[str, int] | None:
+    """How the base of an ablation ranked copies of its sources; None: its curation cannot be read any more."""
+    uri = lake.manifest(dataset, base)
+    curation = read_manifest(uri).provenance.curation
+    with contextlib.suppress(InputError, MissingObject):
+        return dict(read_curation(beside(uri, curation)).settings["priorities"]) if curation else None
+    return None
+
+
 def _now(lake: Lake, run: ReleaseRun) -> Inputs:
     if run.without:
         base = _base(lake, run)
         names = tuple(f"{source.name}/{part.name}" for source in base.sources for part in source.parts)
-        return Inputs(parts=names, optouts=max(base.optouts, newest_position(lake)), base=base.version)
+        return Inputs(
+            parts=names,
+            optouts=max(base.optouts, newest_position(lake)),
+            base=base.version,
+            without=run.without,
+            asked=run.base,
+        )
     parts, missing = parts_of(lake, [source.name for source in run.dataset.sources])
     return Inputs(
         parts=tuple(f"{part.source}/{part.name}" for part in parts),

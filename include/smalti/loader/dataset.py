@@ -38,7 +38,7 @@ from smalti.loader.substitutes import Exchanger, substitutes
 from smalti.objects import local_path, normalise_uri
 from smalti.reasons import SkipReason
 from smalti.release.manifest import Manifest, StreamEntry, parts_uri, read_manifest
-from smalti.release.optouts import lake_of, read_snapshot
+from smalti.release.optouts import NOTES, lake_of, read_snapshot
 from smalti.release.skips import canonical_json, sha256
 
 log = logging.getLogger("smalti")
@@ -64,6 +64,18 @@ class _Source:
     stream_class: Callable[..., SkipStreamMixin]
     batch_size: int
     streaming: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a dataset is to become. gone, instead: sample numbers, and those of their substitutes; report: level and line."""
+
+    position: int
+    selection: str
+    streams: list[SkipStreamMixin]
+    gone: NDArray[np.int64]
+    instead: NDArray[np.int64]
+    report: list[tuple[int, str]]
 
 
 class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is untyped
@@ -111,7 +123,9 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         **streaming: Any,
     ) -> None:
         uri = normalise_uri(str(manifest))
-        _check_arguments(uri, local, small_streams, streaming)
+        if local is not None and _is_where_it_lies(uri, Path(local)):
+            local = None  # in place: nothing there is fetched, evicted or replaced
+        _check_arguments(uri, local, small_streams, batch_size, streaming)
         self.manifest = read_manifest(uri)
         self._failure: BaseException | None = None
         lifted = lift(self.manifest, without)
@@ -127,17 +141,20 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         )
         with connected(optouts):
             self._newest = resolve(uri, self.manifest, optouts, max_optout_age)
-            self._set_up(self._newest)
+            self._become(self._plan(self._newest))
 
-    def _set_up(self, position: int) -> None:
-        """Become the dataset of this position, with substitutes for what was opted out up to the newest."""
+    def _plan(self, position: int) -> _Plan:
+        """The dataset of this position, with substitutes for what was opted out up to the newest.
+
+        Raises:
+            InputError: nothing is left of a stream, or no stream fills a batch. Nothing has changed then.
+        """
         source = self._source
         applied = self._opted_out(position)
         since = {} if position == self._newest else self._opted_out(self._newest)
         streams, shares, report = that_fill_a_batch(
             self.manifest, _choose(source, applied), source.small, source.batch_size, source.streaming
         )
-        self.optouts = position
         gone, instead = _exchanged(self.manifest, streams, since)
         if len(gone):
             report.append((
@@ -145,16 +162,18 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
                 f"{len(gone)} samples were opted out since the checkpoint: others stand in",
             ))
         names = [stream.name for stream in streams]
-        self._selection = sha256(canonical_json([names, sorted(source.lifted)]))[:16]
+        selection = sha256(canonical_json([names, sorted(source.lifted)]))[:16]
         made = [_stream(source, self.manifest, stream, share) for stream, share in zip(streams, shares, strict=True)]
-        del streams  # a hundred thousand index entries, which the readers make superfluous
-        super().__init__(streams=made, batch_size=source.batch_size, **source.streaming)
-        if len(
-            gone
-        ):  # whoever asks where a sample is, to fetch it ahead or to serve it, is told where its substitute is
-            self.spanner = Exchanger(self.spanner, gone, instead)
+        return _Plan(position, selection, made, gone, instead, report)
+
+    def _become(self, plan: _Plan) -> None:
+        source = self._source
+        self.optouts, self._selection = plan.position, plan.selection
+        super().__init__(streams=plan.streams, batch_size=source.batch_size, **source.streaming)
+        if len(plan.gone):  # whoever asks where a sample is, to fetch or to serve it, is told where its substitute is
+            self.spanner = Exchanger(self.spanner, plan.gone, plan.instead)
         if self._unique_rank_world.is_leader:
-            for level, line in report:
+            for level, line in plan.report:
                 log.log(level, line)
 
     def _opted_out(self, position: int) -> Optouts:
@@ -184,17 +203,20 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
                 where,
                 "Open the manifest that the run was started with",
             )
-        self._go_back_to(int(obj.get("optouts", self.manifest.optouts)), where)
-        if obj.get("selection") != self._selection:
+        plan = self._plan_of(int(obj.get("optouts", self.manifest.optouts)), where)
+        if obj.get("selection") != (plan.selection if plan else self._selection):
             raise InputError(
                 "the checkpoint was made with other tiers, groups, `without` or `small_streams`, or another number of ranks "
                 "left other streams without a batch",
                 where,
                 "Pass what the run was started with",
             )
+        if plan:
+            self._become(plan)
         super().load_state_dict(obj)
 
-    def _go_back_to(self, position: int, where: str) -> None:
+    def _plan_of(self, position: int, where: str) -> _Plan | None:
+        """What to become for a checkpoint of this position; None: this dataset is it."""
         if position > self._newest:
             raise InputError(
                 f"the checkpoint knows opt-outs up to position {position}, this dataset up to {self._newest}",
@@ -202,14 +224,14 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
                 "Open it with optouts='newest'; a pulled copy: run `smalti pull MANIFEST DIR --refresh-optouts`",
             )
         if position == self.optouts:
-            return
+            return None
         if self.next_epoch:
             raise InputError(
                 f"the checkpoint has other opt-outs (position {position}) than this dataset ({self.optouts}), which was iterated",
                 where,
                 "Load the checkpoint before the first batch",
             )
-        self._set_up(position)
+        return self._plan(position)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """An epoch, or what is left of one. What a background thread ran into is raised here, and never ends it early."""
@@ -245,9 +267,18 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         if error is not None:
             self._failure = self._failure or error
             self._event.set()
+            self._iterator.on_exit()  # it can no longer say so itself, and the end of the epoch waits for it
 
 
-def _check_arguments(uri: str, local: str | None, small: str, streaming: dict[str, Any]) -> None:
+def _is_where_it_lies(uri: str, local: Path) -> bool:
+    """Whether `local` is the lake, or the pulled copy, that the manifest stands in."""
+    root = local_path(lake_of(uri).root)
+    return root is not None and root.resolve() == local.resolve()
+
+
+def _check_arguments(uri: str, local: str | None, small: str, batch_size: int, streaming: dict[str, Any]) -> None:
+    if batch_size < 1:
+        raise InputError(f"batch_size={batch_size} is no size", uri, "Use at least 1")
     taken = sorted(set(_OURS) & set(streaming))
     if taken:
         raise InputError(f"ReleaseDataset takes no {', '.join(taken)}", uri, "Leave it away: the release decides it")
@@ -257,6 +288,8 @@ def _check_arguments(uri: str, local: str | None, small: str, streaming: dict[st
         )
     if local is None and local_path(uri) is None:
         raise InputError("no directory is named for the shards", uri, "Pass local=DIRECTORY")
+    if local is not None and streaming.get("cache_limit") and (Path(local) / NOTES).is_dir():
+        raise InputError("a pulled copy is not evicted from", str(local), "Pass another directory, or no cache_limit")
     if local is None and streaming.get("cache_limit"):
         raise InputError(
             "a release that is read in place is not evicted from", uri, "Pass local=DIRECTORY, or no cache_limit"

@@ -35,6 +35,7 @@ from smalti.objects import list_names
 from smalti.reasons import SkipReason
 from smalti.release.collect import shard_starts
 from smalti.release.manifest import read_skip_file
+from smalti.release.optouts import newest_position, read_snapshot
 from smalti.release.skips import ShardSkips
 from smalti.settings import MaintenanceRun
 from smalti.shards.part import Part, batch_orders, committed_parts, read_part
@@ -50,9 +51,9 @@ REMOVABLE = frozenset({
     SkipReason.LABEL_FAILED,
     SkipReason.TEXT,
     SkipReason.RESOLUTION,
-    SkipReason.DUPLICATE,
 })
-"""Not `nsfw` and `optout`: such a sample speaks for its copies, which without it would be served. Not `denylist`: a list is mended by
+"""Not `nsfw` and `optout`: such a sample speaks for its copies, which without it would be served. Not `duplicate`: what is left of
+a cluster would be too small for what a person has decided of it, and copies of copies would be served. Not `denylist`: a list is mended by
 hand, and curate warns of names that no part has. Not `captioner`: a part of another captioner was made to be chosen one day. A reason
 that is added to SkipReason is not here until somebody has thought about it."""
 
@@ -131,7 +132,19 @@ def rewrite(lake: Lake, run: MaintenanceRun) -> RewriteReport:
 
 
 def chosen_parts(lake: Lake, run: MaintenanceRun) -> Iterator[Part]:
-    """The parts in sight that a run is about."""
+    """The parts in sight that a run is about, without those that hold what is opted out.
+
+    Snapshots name samples by their shards. A part that one of them names stays what it is until its opt-outs are erased.
+    """
+    named = {"/".join(shard.split("/")[:2]) for shard in read_snapshot(lake, newest_position(lake)).shards}
+    for part in _parts_of(lake, run):
+        if f"{part.source}/{part.name}" not in named:
+            yield part
+        elif run.parts:
+            log.warning("%s/%s holds what is opted out, and is left as it is", part.source, part.name)
+
+
+def _parts_of(lake: Lake, run: MaintenanceRun) -> Iterator[Part]:
     if run.parts:
         for each in run.parts:
             source, _, name = each.partition("/")

@@ -145,8 +145,8 @@ def _without_commit(lake: Lake, source: str, name: str, now: float, grace: float
 def _superseded(lake: Lake, candidates: Sequence[Part], parts: Sequence[Part], refs: References) -> set[str]:
     """Parts in which no sample can be served by any release over `parts`.
 
-    A sample can never be served if the newest sample of its id has other bytes, or a newer one with its bytes was described
-    by the same captioner: the rule of smalti.curation.curate.mark_current, for every list of accepted captioners at once.
+    A sample can never be served if the newest sample of its id has other bytes, or a newer one with its bytes was described and
+    labelled by the same engines: the rule of smalti.curation.scan, for every list of accepted engines at once.
     """
     unused = {part.name for part in candidates if (part.source, part.name) not in refs.parts}
     if not unused or len(parts) < 2:
@@ -156,12 +156,12 @@ def _superseded(lake: Lake, candidates: Sequence[Part], parts: Sequence[Part], r
     frames = []
     for places, part in zip(batch_orders(parts), parts, strict=True):
         with objects.open_binary(lake.samples(part.source, part.name)) as file:
-            frame = pl.read_parquet(file, columns=["id", "sha256", "captioner", "batch"])
+            frame = pl.read_parquet(file, columns=["id", "sha256", "captioner", "classifier", "batch"])
         order = pl.col("batch").replace_strict(places, return_dtype=pl.Int64)
         frames.append(frame.with_columns(order=order, part=pl.lit(part.name)).drop("batch"))
     frame = pl.concat(frames)
     other = pl.col("sha256") != pl.col("sha256").sort_by("order").last().over("id")
-    again = pl.col("order") < pl.col("order").max().over("id", "sha256", "captioner")
+    again = pl.col("order") < pl.col("order").max().over("id", "sha256", "captioner", "classifier")
     served = frame.filter(~(other | again))["part"].unique().to_list()
     return unused - set(served)
 

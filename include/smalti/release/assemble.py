@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 
 from pydantic import Field
@@ -26,7 +27,7 @@ from smalti.accounting import Accounted
 from smalti.config import Dataset
 from smalti.curation.inputs import ablated
 from smalti.curation.record import Curation, create_named, read_curation
-from smalti.errors import ConflictError, InputError, MissingObject
+from smalti.errors import ConflictError, CorruptError, InputError, MissingObject
 from smalti.lake import BESIDE_VERSIONS, PARTS_FROM_RELEASE, Lake
 from smalti.maintenance.marks import refuse_doomed
 from smalti.release.collect import (
@@ -106,6 +107,10 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
     dataset = run.dataset
     if curation.base:
         dataset = ablated(lake, dataset.name, curation.base)
+    if curation.settings["drops"] != dataset.drops.model_dump(mode="json"):
+        raise InputError(
+            "what was curated had other `drops` than the dataset has now", run.curation, "Curate again, then assemble"
+        )
     groups = {source.name: source.group for source in dataset.sources}
     unknown = sorted({part.source for part in curation.parts} - set(groups))
     if unknown:
@@ -126,13 +131,13 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
     wanted = run.version
     if curation.base and not wanted:
         wanted = "-".join((curation.base, "without", *curation.without))
-    claim = claim_version(lake, run.dataset.name, manifest.digest, wanted, curation.base)
+    claim = claim_version(lake, run.dataset.name, manifest.digest, wanted, curation.base, numbered=not run.version)
     uri = lake.manifest(run.dataset.name, claim.version)
     warnings = list(manifest.warnings)
-    if wanted and wanted != claim.version:
+    if wanted and not claim.version.startswith(wanted):
         warnings.append(f"{claim.version} has this content already; {wanted} was not made")
     manifest = manifest.model_copy(update={"version": claim.version, "parent": claim.parent})
-    parent = read_manifest(lake.manifest(manifest.dataset, claim.parent)) if claim.parent else None
+    parent = _parent(lake, manifest)
     if not objects.exists(uri):
         log.info("assemble: writing %s %s", run.dataset.name, claim.version)
         _refuse_what_goes(lake, curation, parts, streams)
@@ -166,12 +171,22 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
     )
 
 
-def claim_version(lake: Lake, dataset: str, digest: str, wanted: str | None, base: str | None = None) -> Claim:
+def _parent(lake: Lake, manifest: Manifest) -> Manifest | None:
+    """The version before, to compare with; None: there is none, or it was given up and collected since."""
+    with suppress(MissingObject):
+        return read_manifest(lake.manifest(manifest.dataset, manifest.parent)) if manifest.parent else None
+    return None
+
+
+def claim_version(
+    lake: Lake, dataset: str, digest: str, wanted: str | None, base: str | None = None, *, numbered: bool = False
+) -> Claim:
     """The version of this content: one that is committed or claimed, or else a new claim.
 
     Args:
         wanted: its name; empty: the next number.
         base: its parent; empty: the version that is served.
+        numbered: if the name is taken, by a version that was given up for instance, take `<wanted>-2` or so.
     Raises:
         InputError: the wanted version holds or is promised to other content, or cannot be a version's name.
     """
@@ -184,6 +199,9 @@ def claim_version(lake: Lake, dataset: str, digest: str, wanted: str | None, bas
         if committed or same:
             return (committed or same)[0]
         taken = {claim.version for claim in claims}
+        if wanted in taken and numbered:
+            free = next(number for number in count(2) if f"{wanted}-{number}" not in taken)
+            wanted = f"{wanted}-{free}"
         if wanted in taken:
             raise InputError(
                 f"version {wanted} of {dataset} has other content",
@@ -226,8 +244,12 @@ def _claims(lake: Lake, dataset: str) -> list[Claim]:
     for version in versions_of(lake, dataset):
         found = objects.read_versioned(lake.claim(dataset, version))
         if found is not None:
-            said = json.loads(found[0])
-            claims.append(Claim(version, said["digest"], said["parent"]))
+            try:
+                said = json.loads(found[0])
+                claims.append(Claim(version, said["digest"], said["parent"]))
+            except (ValueError, KeyError, TypeError) as error:
+                where = lake.claim(dataset, version)
+                raise CorruptError("this is not the claim of a version", where, "Restore it") from error
     return claims
 
 

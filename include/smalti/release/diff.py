@@ -216,9 +216,8 @@ def _with_reason(samples: Any, others: Any, other: _Release, own: _Release) -> A
     """
     import polars as pl
 
-    left_out = _reasons(others)
-    told = samples.drop("why").join(left_out, on="id", how="left")
-    if told["why"].null_count():
+    told = samples.drop("why").join(_reasons(others), on="id", how="left")
+    if told["why"].is_null().any() or (told["why"] == str(SkipReason.SUPERSEDED)).any():
         shared = sorted(own.parts.keys() & other.parts.keys())
         found = [
             _reasons(other.rows(part, shards))
@@ -226,8 +225,8 @@ def _with_reason(samples: Any, others: Any, other: _Release, own: _Release) -> A
             if (shards := [name for name in other.skips if name.startswith(f"{part}/")])
         ]
         if found:
-            more = _reasons(pl.concat(found)).rename({"why": "more"})
-            told = told.join(more, on="id", how="left").with_columns(why=pl.coalesce("why", "more")).drop("more")
+            every = _reasons(pl.concat([_reasons(others), *found]))
+            told = told.drop("why").join(every, on="id", how="left")
     return told.with_columns(why=pl.col("why").fill_null(GONE))
 
 

@@ -11,7 +11,7 @@ from smalti import objects
 from smalti.accounting import Report
 from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.lake import Lake
-from smalti.release.latest import Ablation, keep_ablation, move_latest, read_latest
+from smalti.release.latest import Ablation, is_gone, keep_ablation, move_latest, read_latest
 from smalti.release.manifest import Manifest, parse_manifest
 from smalti.release.materialize import materialize
 from smalti.release.summary import samples_of
@@ -133,6 +133,12 @@ def _verified(lake: Lake, uri: str, dataset: str) -> Manifest:
             f"this is not a version of {dataset} in this lake", uri, f"Pass a manifest below {lake.versions(dataset)}"
         )
     manifest.check_balance()
+    if is_gone(lake, dataset, manifest.version):
+        raise InputError(
+            f"version {manifest.version} of {dataset} was given up",
+            uri,
+            "Build a new version; its content may be the same",
+        )
     verified = read_verified(uri)
     if verified is None:
         raise InputError("the release has not been verified", uri, f"Run `smalti verify {uri}` first")

@@ -25,7 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -62,6 +62,9 @@ log = logging.getLogger("smalti")
 
 THREADS = 8
 """Shards at once."""
+
+MAX_AGE = timedelta(days=7)
+"""Of a copy that a tree may be made of, as the loader's default."""
 
 _MATERIALIZE_THREADS = 4
 """Fewer: each holds a shard twice."""
@@ -120,8 +123,10 @@ def pull(
     """
     started = time.monotonic()
     uri, folder = normalise_uri(str(manifest_uri)), Path(directory).absolute()
+    _refuse_lake(uri, folder)
     with _locked(folder):
         if materialize:
+            _refuse_stale(lake_of(uri))
             written = trees.materialize(
                 uri,
                 file_uri(folder),
@@ -143,6 +148,24 @@ def pull(
         mirror.optouts(positions)
         report = mirror.report([], 0) if refresh_optouts else mirror.pull(tiers, _in_threads(threads))
     return report.model_copy(update={"seconds": time.monotonic() - started})
+
+
+def _refuse_lake(uri: str, folder: Path) -> None:
+    """A lake that took a pull would be taken for a copy ever after."""
+    source = local_path(lake_of(uri).root)
+    if (source is not None and source.resolve() == folder.resolve()) or (folder / "tables").is_dir():
+        raise InputError("there is a lake in this directory", str(folder), "Name another directory")
+
+
+def _refuse_stale(lake: Lake) -> None:
+    """A tree that is made of an old copy would hold what was opted out since."""
+    check = read_check(lake)
+    if check is not None and datetime.now(UTC) - check.checked > MAX_AGE:
+        raise InputError(
+            f"the opt-outs of this copy were last checked on {check.checked:%Y-%m-%d}",
+            lake.root,
+            "Run `smalti pull MANIFEST DIR --refresh-optouts` from the lake first",
+        )
 
 
 class _Mirror:
@@ -179,6 +202,12 @@ class _Mirror:
         for position in sorted({*positions, check.position} - {0}):
             path = local_path(here.optout_snapshot(position))
             assert path is not None
+            if path.exists() and path.read_bytes() != read_bytes(lake.optout_snapshot(position)):
+                raise ConflictError(
+                    f"the directory has other opt-outs of position {position}: a damaged object, or another lake's",
+                    str(path),
+                    "Pull into another directory; or remove the file if all in here is of this lake",
+                )
             self._copy(lake.optout_snapshot(position), path, partial(decode_snapshot, position))
         write_check(self.folder, check)
         self.position = check.position

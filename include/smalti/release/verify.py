@@ -14,8 +14,9 @@ import logging
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from smalti import objects
@@ -35,6 +36,7 @@ from smalti.release.manifest import (
     read_skip_file,
     read_stream_index,
 )
+from smalti.release.optouts import OptoutSnapshot, read_snapshot
 from smalti.release.skips import Model, SkipFile, canonical_json, nonzero, parse
 from smalti.release.summary import lake_of
 from smalti.settings import ReleaseRun
@@ -191,6 +193,8 @@ class _Work:
         for stream in self.manifest.streams:
             with self._fault_of(f"stream {stream.name}"):
                 self._stream(stream)
+        ids = Counter(self._all_kept())
+        self.faults += [f"{name}: kept {count} times" for name, count in sorted(ids.items()) if count > 1]
         for name in sorted(self.rows):  # streams have taken out what they name
             self.faults.append(f"{name}: no stream names it")
         if not self.faults:
@@ -254,6 +258,7 @@ class _Work:
                 )
             )
             out = skips.shards[name].left_out() if name in skips.shards else set()
+            self.faults += self._not_opted_out(name, rows or (), out)
             self.kept.setdefault(stream.group, []).extend(
                 row.id for index, row in enumerate(rows or ()) if index not in out
             )
@@ -265,6 +270,21 @@ class _Work:
             if time.monotonic() - noted >= _NOTE_EVERY:
                 log.info("verify: %d shards, %d faults", self.shards, len(self.faults))
                 noted = time.monotonic()
+
+    @cached_property
+    def _optouts(self) -> OptoutSnapshot:
+        return read_snapshot(lake_of(self.uri), self.manifest.optouts)
+
+    @cached_property
+    def _opted_out(self) -> frozenset[str]:
+        return frozenset(self._optouts.ids)
+
+    def _not_opted_out(self, name: str, rows: Sequence[Expected], out: Collection[int]) -> Iterator[str]:
+        """What the release keeps although it was opted out at the position that it states."""
+        named, ids = set(self._optouts.shards.get(name, ())), self._opted_out
+        for index, row in enumerate(rows):
+            if index not in out and (index in named or row.id in ids):
+                yield f"{name}: sample {index} ({row.id}) is opted out at position {self.manifest.optouts}, and kept"
 
     def _read_back(self) -> None:
         """Every kept id comes out of the loader once, no other does."""
@@ -366,6 +386,8 @@ def tree_faults(manifest_uri: str, manifest: Manifest, kept: Counter[str]) -> li
                 found.update(str(mds.decode_sample(columns, each, basename)["id"]) for each in raw)
     except (CorruptError, MissingObject) as error:
         return [*faults, f"tree: {error.what} ({error.where})"]
+    except (ValueError, KeyError, TypeError) as error:
+        return [*faults, f"tree: tree.json or an index is damaged ({error!r})"]
     if not faults:
         faults += [f"tree: {name} is kept, and not in it" for name in sorted(kept - found)]
         faults += [f"tree: {name} is in it, and not kept or not once" for name in sorted(found - kept)]
