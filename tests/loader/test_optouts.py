@@ -257,3 +257,14 @@ def test_a_copy_is_refused_when_its_check_is_too_old(lake: Lake, tmp_path: Path)
 
 def test_a_lake_is_never_too_old(lake: Lake) -> None:
     assert ours(build(lake), max_optout_age=timedelta(0)).size == 118
+
+
+def test_a_refused_checkpoint_changes_nothing(lake: Lake) -> None:
+    release = build(lake, skips=SKIPS)
+    state = state_at(release, 0, tiers=[512])
+    opt_out(lake, 1, some(release))
+    dataset = ours(release)
+    before = (dataset.optouts, dataset.size, dataset.state_dict(0, from_beginning=True))
+    with pytest.raises(InputError, match="other tiers, groups"):
+        dataset.load_state_dict(state)
+    assert (dataset.optouts, dataset.size, dataset.state_dict(0, from_beginning=True)) == before

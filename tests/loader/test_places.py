@@ -136,3 +136,26 @@ def test_a_cached_shard_of_another_size_is_fetched_anew(lake: Lake, tmp_path: Pa
     cached.write_bytes(whole[:-1])
     assert sorted(flat(ids(ours(release, local=str(tmp_path))))) == sorted(release.all_kept)
     assert cached.read_bytes() == whole
+
+
+def test_a_lake_or_copy_that_is_named_as_local_is_read_in_place(lake: Lake, tmp_path: Path) -> None:
+    release = build(lake)
+    root = path_of(lake.root)
+    shard = path_of(lake.shard("beta", "00001-cccccccccccc", 512, "1.000", 1))
+    shard.chmod(0o644)
+    shard.write_bytes(shard.read_bytes()[:-5])
+    with pytest.raises(CorruptError, match="bytes instead of"):
+        ours(release, local=str(root))
+    assert shard.exists()
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+def test_a_run_that_cannot_get_a_shard_ends(lake: Lake, tmp_path: Path, how: str) -> None:
+    """Both background threads may have failed, and the end of the epoch must not wait for them."""
+    release = build(lake)
+    shard = path_of(lake.shard("beta", "00001-cccccccccccc", 512, "1.000", 1))
+    shard.chmod(0o644)
+    shard.unlink() if how == "missing" else damage(shard)
+    for attempt in range(6):
+        with pytest.raises((CorruptError, MissingObject, RuntimeError), match=r"shard\.00001\.mds"):
+            ids(ours(release, local=str(tmp_path / str(attempt))))

@@ -13,12 +13,14 @@ from smalti.maintenance.merge import MergeReport, merge
 from smalti.maintenance.rewrite import rewrite
 from smalti.release import verify as verify_module
 from smalti.release.manifest import read_manifest
+from smalti.release.optouts import OptoutSnapshot
 from smalti.release.summary import summary
 from smalti.release.verify import verify_manifest
 from smalti.settings import MaintenanceRun
 from smalti.shards.part import batch_orders, committed_parts
 from smalti.shards.stage import shard
 from smalti.sources.inventory import OBJECTS, Inventory
+from smalti.trace import trace
 from tests.maintenance.conftest import APPLY, content, deliver, release, rows_of_a_day, served, until_done
 from tests.maintenance.test_rewrite import shards_of
 from tests.release.conftest import build
@@ -170,3 +172,18 @@ def test_dry_run_says_the_same_and_writes_nothing(lake: Lake) -> None:
     done = merged(lake)
     assert list(told.merged.values()) == list(done.merged.values())
     assert (told.samples, told.kept) == (done.samples, done.kept)
+
+
+def test_a_part_that_holds_what_is_opted_out_stays_and_the_next_release_leaves_it_out(lake: Lake) -> None:
+    """Snapshots name samples by their shards: written anew, they would be served again."""
+    first, *others = committed_parts(lake, "demo")
+    (place,) = trace(lake, "demo/1-0.jpg").places
+    snapshot = OptoutSnapshot(position=1, shards={place.shard: (place.index,)})
+    objects.create_bytes(lake.optout_snapshot(1), snapshot.encode())
+    report = merged(lake)
+    assert list(report.merged.values()) == [tuple(f"demo/{each.name}" for each in others)]
+    assert rewrite(lake, APPLY.model_copy(update={"skip_limit": 0.0, "parts": (f"demo/{first.name}",)})).rewritten == {}
+    new = release(lake)
+    assert (new.optouts, new.accounting.skipped["optout"]) == (1, 1)  # type: ignore[index]
+    assert "demo/1-0.jpg" not in summary(lake.manifest("set", new.version)).kept_ids
+    assert verify_manifest(lake.manifest("set", new.version)).faults == ()

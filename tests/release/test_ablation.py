@@ -129,7 +129,7 @@ def test_an_ablation_is_kept_as_long_as_its_base(lake: Lake, run: ReleaseRun, mo
     assert live_versions(lake, "set", keep=1) == (later.version,)
     assert give_up(lake, "set", ("v1-without-text",), None) == ()
     assert give_up(lake, "set", (), 1) == ("v1", "v1-without-text")
-    with pytest.raises(InputError, match="v1-without-text of set cannot be kept"):
+    with pytest.raises(InputError, match="v1-without-text of set was given up"):
         publish(lake, ablation)
 
 
@@ -142,3 +142,30 @@ def test_what_cannot_be_an_ablation_is_said(lake: Lake, run: ReleaseRun, monkeyp
         build(lake, run.model_copy(update={"without": (SkipReason.LICENCE,)}))
     with pytest.raises(InputError, match="the base is itself an ablation"):
         build(lake, ablation.model_copy(update={"base": build(lake, ablation).manifest}))
+
+
+def test_a_name_stands_for_one_kind_of_build(lake: Lake, run: ReleaseRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(lake, run, monkeypatch)
+    whole, ablation = (run.model_copy(update={"build": "nightly", "without": each}) for each in ((), TEXT))
+    build(lake, whole)
+    with pytest.raises(InputError, match="nightly was begun as a whole release, not as an ablation without text"):
+        build(lake, ablation)
+
+
+def test_an_ablation_ranks_copies_as_its_base_did(lake: Lake, run: ReleaseRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(lake, [Row("twin.jpg", stored(picture(2, 700, 700)))])
+    add(lake, [Row("twin.jpg", stored(picture(2, 700, 700), quality=80))], "other", batch="b3")
+    base = published(lake, with_sets(run, TEXT), monkeypatch)
+    sources = tuple(each.model_copy(update={"priority": 9 * (each.name == "other")}) for each in run.sources)
+    made = build(lake, run.model_copy(update={"without": TEXT, "sources": sources}))
+    assert served(made.manifest) == served(lake.manifest("set", base.version), TEXT)
+
+
+def test_an_ablation_that_was_given_up_can_be_built_anew(
+    lake: Lake, run: ReleaseRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(lake, run, monkeypatch)
+    ablation = run.model_copy(update={"without": TEXT})
+    build(lake, ablation)
+    assert give_up(lake, "set", ("v1-without-text",), None) == ("v1-without-text",)
+    assert build(lake, ablation).version == "v1-without-text-2"

@@ -261,3 +261,27 @@ def test_what_cannot_be_assembled_is_said(lake: Lake, run: ReleaseRun) -> None:
     with pytest.raises(InputError, match="all of 9 samples are left out"):
         build(lake, run.model_copy(update={"dataset": nothing}))
     assert versions_of(lake, "set") == []
+
+
+def test_a_version_whose_parent_was_collected_is_found_again(lake: Lake, run: ReleaseRun) -> None:
+    first = build(lake, run)
+    move_latest(lake, "set", first.version, first.digest)
+    changed = run.model_copy(update={"dataset": run.dataset.model_copy(update={"groups": {"main": 1.0, "extra": 1.0}})})
+    second = build(lake, changed)
+    objects.delete_object(lake.manifest("set", "v1"))
+    again = build(lake, changed)
+    assert (again.version, again.digest, again.gained) == (second.version, second.digest, {})
+
+
+def test_a_curation_with_other_drops_is_refused(lake: Lake, run: ReleaseRun) -> None:
+    curation = curate(lake, run).curation
+    drops = run.dataset.drops.model_copy(update={"min_tier": 1024})
+    other = run.dataset.model_copy(update={"drops": drops})
+    with pytest.raises(InputError, match=r"other `drops` than the dataset has now\. Curate again"):
+        assemble(lake, run.model_copy(update={"dataset": other, "curation": curation}))
+
+
+def test_a_damaged_claim_is_named(lake: Lake, run: ReleaseRun) -> None:
+    objects.create_bytes(lake.claim("set", "v1"), b"{}")
+    with pytest.raises(CorruptError, match=r"set/v1/claim\.json: this is not the claim of a version"):
+        build(lake, run)

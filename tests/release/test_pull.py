@@ -383,3 +383,35 @@ def test_a_tree_leaves_out_what_is_opted_out_by_now(lake: Lake, disk: Path, tmp_
         pull(release.uri, disk, materialize=True)
     assert snapshot(file_uri(disk)) == before
     assert pull(release.uri, tmp_path / "anew", materialize=True).optouts == 7
+
+
+def test_a_lake_is_never_pulled_into(lake: Lake, disk: Path) -> None:
+    release = build(lake)
+    root = local_path(lake.root)
+    assert root is not None
+    with pytest.raises(InputError, match="there is a lake in this directory"):
+        pull(release.uri, root)
+    assert not (root / ".smalti").exists()
+    (disk / "tables").mkdir(parents=True)
+    with pytest.raises(InputError, match="there is a lake in this directory"):
+        pull(release.uri, disk)
+
+
+def test_opt_outs_of_another_lake_are_not_taken_for_ones_own(lake: Lake, disk: Path, tmp_path: Path) -> None:
+    other = Lake.at(str(tmp_path / "other"))
+    uris = []
+    for number, (place, name) in enumerate(((lake, "a"), (other, "b"))):
+        uris.append(build(place, dataset=name).uri)
+        shard = "alpha/00001-aaaaaaaaaaaa/512/1.000/shard.00000.mds"
+        create_bytes(place.optout_snapshot(1), OptoutSnapshot(position=1, shards={shard: (number,)}).encode())
+    pull(uris[0], disk)
+    with pytest.raises(ConflictError, match="the directory has other opt-outs of position 1"):
+        pull(uris[1], disk)
+
+
+def test_no_tree_is_made_of_a_copy_whose_opt_outs_are_old(lake: Lake, disk: Path, tmp_path: Path) -> None:
+    copy = pull(build(lake).uri, disk).manifest
+    note = disk / ".smalti" / "optouts.json"
+    note.write_text(note.read_text().replace(note.read_text().split('"checked":"')[1][:4], "2020"))
+    with pytest.raises(InputError, match="the opt-outs of this copy were last checked on 2020"):
+        pull(copy, tmp_path / "tree", materialize=True)
