@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from smalti.errors import CorruptError, MissingObject
+from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.lake import Lake
 from smalti.loader import ReleaseDataset
 from smalti.release.pull import pull
@@ -159,3 +160,27 @@ def test_a_run_that_cannot_get_a_shard_ends(lake: Lake, tmp_path: Path, how: str
     for attempt in range(6):
         with pytest.raises((CorruptError, MissingObject, RuntimeError), match=r"shard\.00001\.mds"):
             ids(ours(release, local=str(tmp_path / str(attempt))))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"tiers": 512}, r"tiers=512 is no list\. Write tiers=\[512\]"),
+        ({"tiers": ["512"]}, "tiers: '512' is of the wrong kind"),
+        ({"groups": "main"}, "groups='main' is no list"),
+        ({"without": "text"}, "without='text' is no list"),
+        ({"batch_size": 0}, "batch_size=0 is no size"),
+        ({"optouts": -1}, "optouts=-1 is no position"),
+        ({"optouts": None}, "optouts=None is no position"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(lake: Lake, arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        ours(build(lake), **arguments)
+
+
+def test_no_tiers_and_no_groups_are_all_of_them(lake: Lake) -> None:
+    release = build(lake)
+    assert ours(release, tiers=(), groups=()).size == len(release.all_kept)
+    with pytest.raises(InputError, match="a NoneType is no checkpoint's state"):
+        ours(release).load_state_dict(None)  # type: ignore[arg-type]

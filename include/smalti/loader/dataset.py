@@ -126,13 +126,14 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         if local is not None and _is_where_it_lies(uri, Path(local)):
             local = None  # in place: nothing there is fetched, evicted or replaced
         _check_arguments(uri, local, small_streams, batch_size, streaming)
+        _check_choice(uri, {"tiers": tiers, "groups": groups, "without": without}, optouts)
         self.manifest = read_manifest(uri)
         self._failure: BaseException | None = None
         lifted = lift(self.manifest, without)
         self._source = _Source(
             uri,
             None if local is None else Path(local).absolute(),
-            tuple(self.manifest.select(tiers, groups, lifted)),
+            tuple(self.manifest.select(tiers or None, groups or None, lifted)),
             lifted,
             small_streams,
             stream_class,
@@ -197,6 +198,8 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
                 or nothing is left of a stream that it needs.
         """
         where = f"{self.manifest.dataset} {self.manifest.version}"
+        if not isinstance(obj, dict):
+            raise InputError(f"a {type(obj).__name__} is no checkpoint's state", where, "Pass what state_dict returned")
         if obj.get("release") != self.manifest.digest:
             raise InputError(
                 f"the checkpoint belongs to the release with digest {obj.get('release')}, not {self.manifest.digest}",
@@ -294,6 +297,18 @@ def _check_arguments(uri: str, local: str | None, small: str, batch_size: int, s
         raise InputError(
             "a release that is read in place is not evicted from", uri, "Pass local=DIRECTORY, or no cache_limit"
         )
+
+
+def _check_choice(uri: str, given: dict[str, Any], optouts: Position) -> None:
+    for name, values in given.items():
+        kind = int if name == "tiers" else str
+        if isinstance(values, str | int):
+            raise InputError(f"{name}={values!r} is no list", uri, f"Write {name}=[{values!r}]")
+        odd = [each for each in values or () if not isinstance(each, kind)]
+        if odd:
+            raise InputError(f"{name}: {odd[0]!r} is of the wrong kind", uri, f"Give {name} as {kind.__name__}")
+    if optouts != "newest" and not (isinstance(optouts, int) and optouts >= 0):
+        raise InputError(f"optouts={optouts!r} is no position", uri, "Pass 'newest', or a number from 0")
 
 
 def _choose(source: _Source, optouts: Optouts) -> list[Chosen]:
