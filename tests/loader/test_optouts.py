@@ -241,7 +241,7 @@ def test_a_copy_is_refused_when_its_check_is_too_old(lake: Lake, tmp_path: Path)
     aged(disk, days=7, minutes=1)
     for arguments in ({}, {"optouts": 0}):
         with pytest.raises(
-            InputError, match=r"compared with the lake's 7 days ago.*pull MANIFEST DIR --refresh-optouts"
+            InputError, match=r"compared with the lake's at 20.*an age of 7 days.*pull MANIFEST DIR --refresh-optouts"
         ):
             ours(copy, **arguments)
     assert ours(copy, max_optout_age=None).size == ours(copy, max_optout_age=timedelta(days=8)).size == 118
@@ -257,6 +257,15 @@ def test_a_copy_is_refused_when_its_check_is_too_old(lake: Lake, tmp_path: Path)
 
 def test_a_lake_is_never_too_old(lake: Lake) -> None:
     assert ours(build(lake), max_optout_age=timedelta(0)).size == 118
+
+
+def test_a_check_in_the_future_is_no_check(lake: Lake, tmp_path: Path) -> None:
+    """A clock that was far off would let the copy never get old."""
+    disk = tmp_path / "disk"
+    copy = Release(pull(build(lake).uri, disk).manifest, build(lake).manifest, {}, set(), {})
+    aged(disk, days=-400, hours=0)
+    with pytest.raises(InputError, match="compared with the lake's at 20"):
+        ours(copy)
 
 
 def test_a_refused_checkpoint_changes_nothing(lake: Lake) -> None:

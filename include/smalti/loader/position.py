@@ -96,15 +96,19 @@ def _warn_of_newer(lake: Lake, position: int) -> None:
                 )
 
 
+_CLOCKS = timedelta(hours=1)
+"""By how much a check may lie in the future: machines' clocks differ, and one that is far off would let a copy never get old."""
+
+
 def _refuse_old(lake: Lake, max_age: timedelta | None) -> None:
     check = read_check(lake)
     if check is None or max_age is None:
         return
     age = datetime.now(UTC) - check.checked
-    if age > max_age:
-        when = f"{age.days} days ago" if check.checked.year > 1970 else "never"
+    if age > max_age or age < -_CLOCKS:
+        when = f"at {check.checked:%Y-%m-%d %H:%M} UTC" if check.checked.year > 1970 else "never"
         raise InputError(
-            f"the opt-outs of this copy were last compared with the lake's {when}, and {max_age.days} days are allowed",
+            f"the opt-outs of this copy were last compared with the lake's {when}; an age of {max_age} is allowed",
             lake.root,
             "Run `smalti pull MANIFEST DIR --refresh-optouts`, or pass another max_optout_age",
         )

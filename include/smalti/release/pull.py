@@ -126,6 +126,12 @@ def pull(
     _refuse_lake(uri, folder)
     with _locked(folder):
         if materialize:
+            if recheck:
+                raise InputError(
+                    "the shards of a tree are not looked at again",
+                    str(folder),
+                    "Leave --recheck out; or write another tree",
+                )
             _refuse_stale(lake_of(uri))
             written = trees.materialize(
                 uri,
