@@ -21,7 +21,7 @@ from pydantic import Field, field_validator
 
 from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.lake import Lake
-from smalti.objects import list_names, local_path, read_bytes
+from smalti.objects import ATTEMPT_PREFIX, list_names, local_path, read_bytes
 from smalti.release.manifest import beside
 from smalti.release.skips import Model, canonical_json, compress, decompress, parse
 
@@ -86,7 +86,7 @@ def read_check(lake: Lake) -> OptoutCheck | None:
 def write_check(folder: Path, check: OptoutCheck) -> None:
     """Note a check in a pulled copy; a reader sees the old note or the new one."""
     path = folder / NOTES / "optouts.json"
-    attempt = path.with_name(f".attempt-{path.name}-{os.getpid()}")
+    attempt = path.with_name(f"{ATTEMPT_PREFIX}{path.name}-{os.getpid()}")
     attempt.write_text(check.model_dump_json() + "\n")
     attempt.replace(path)
 

@@ -15,6 +15,7 @@ from smalti.lake import Lake
 from smalti.reasons import SkipReason
 from smalti.release.collect import shard_starts
 from smalti.release.manifest import Manifest, beside, read_manifest, read_skip_file
+from smalti.release.optouts import lake_of
 from smalti.release.skips import Model, ShardSkips
 from smalti.shards.part import Part, read_part
 from smalti.shards.samples import decode_samples
@@ -141,11 +142,6 @@ def dropped_before(lake: Lake, manifest: Manifest, most: int = MOST) -> Iterator
                 seen.add((part.source, batch))
                 yield from _rejected(lake, part.source, batch, most)
                 yield from _without_bucket(lake, part.source, batch, most)
-
-
-def lake_of(manifest_uri: str) -> Lake:
-    """The lake that a manifest lies in."""
-    return Lake(beside(manifest_uri, "../../.."))
 
 
 def _parts(lake: Lake, manifest: Manifest) -> Iterator[Part]:

@@ -36,9 +36,8 @@ from smalti.release.manifest import (
     read_skip_file,
     read_stream_index,
 )
-from smalti.release.optouts import OptoutSnapshot, read_snapshot
+from smalti.release.optouts import OptoutSnapshot, lake_of, read_snapshot
 from smalti.release.skips import Model, SkipFile, canonical_json, nonzero, parse
-from smalti.release.summary import lake_of
 from smalti.settings import ReleaseRun
 from smalti.shards import mds
 from smalti.shards.part import Part, read_part, read_samples_bytes
