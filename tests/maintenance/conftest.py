@@ -15,6 +15,7 @@ import pytest
 
 from smalti import objects
 from smalti.lake import Lake
+from smalti.release import verify as verify_module
 from smalti.release.latest import move_latest
 from smalti.release.manifest import Manifest, read_manifest
 from smalti.release.summary import samples_of
@@ -22,10 +23,17 @@ from smalti.settings import MaintenanceRun, ReleaseRun
 from smalti.shards import mds
 from smalti.shards.stage import shard
 from tests.release.conftest import build
+from tests.release.test_verify import kept_ids
 from tests.support.pictures import Row, picture, release_run, source_run, stored, write_table
 
 DAY = 86400.0
 APPLY = MaintenanceRun(apply=True)
+
+
+@pytest.fixture(autouse=True)
+def without_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing streaming takes many seconds, and the loader has tests of its own."""
+    monkeypatch.setattr(verify_module, "read_ids", kept_ids)
 
 
 def rows_of_a_day(day: int, count: int = 4) -> list[Row]:

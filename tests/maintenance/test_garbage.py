@@ -47,12 +47,6 @@ from tests.release.test_verify import kept_ids
 from tests.support.pictures import Row, picture, release_run, source_run, stored, write_table
 
 
-@pytest.fixture(autouse=True)
-def without_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing streaming takes many seconds, and the loader has tests of its own."""
-    monkeypatch.setattr(verify_module, "read_ids", kept_ids)
-
-
 def collect(lake: Lake, days: float = 0.0, **settings: Any) -> GcReport:
     """`smalti gc --apply`, so many days from now."""
     return gc(lake, APPLY.model_copy(update=settings), time.time() + days * DAY)

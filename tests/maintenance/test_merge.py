@@ -11,7 +11,6 @@ from smalti import objects
 from smalti.lake import Lake
 from smalti.maintenance.merge import MergeReport, merge
 from smalti.maintenance.rewrite import rewrite
-from smalti.release import verify as verify_module
 from smalti.release.manifest import read_manifest
 from smalti.release.optouts import OptoutSnapshot
 from smalti.release.summary import summary
@@ -24,14 +23,7 @@ from smalti.trace import trace
 from tests.maintenance.conftest import APPLY, content, deliver, release, rows_of_a_day, served, until_done
 from tests.maintenance.test_rewrite import shards_of
 from tests.release.conftest import build
-from tests.release.test_verify import kept_ids
 from tests.support.pictures import Row, picture, release_run, source_run, stored, write_table
-
-
-@pytest.fixture(autouse=True)
-def without_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing streaming takes many seconds, and the loader has tests of its own."""
-    monkeypatch.setattr(verify_module, "read_ids", kept_ids)
 
 
 def merged(lake: Lake, **settings: Any) -> MergeReport:

@@ -13,7 +13,6 @@ from smalti.lake import Lake
 from smalti.maintenance import copying
 from smalti.maintenance.rewrite import RewriteReport, rewrite
 from smalti.reasons import Label, SkipReason
-from smalti.release import verify as verify_module
 from smalti.release.assemble import assemble
 from smalti.release.manifest import Manifest, read_manifest
 from smalti.release.verify import verify_manifest
@@ -34,14 +33,7 @@ from tests.maintenance.conftest import (
     until_done,
 )
 from tests.release.conftest import build
-from tests.release.test_verify import kept_ids
 from tests.support.pictures import Row, picture, release_run, source_run, stored
-
-
-@pytest.fixture(autouse=True)
-def without_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing streaming takes many seconds, and the loader has tests of its own."""
-    monkeypatch.setattr(verify_module, "read_ids", kept_ids)
 
 
 def keeping_text(name: str = "all") -> ReleaseRun:

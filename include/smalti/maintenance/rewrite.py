@@ -7,9 +7,10 @@ What may go is a sample of which all of this is true:
 2. All its reasons are in REMOVABLE: they speak of this sample alone, so that without it nothing else is decided otherwise.
 3. No older sample of its id could come back: a newer one is in another part in sight, or the id was delivered once and is in no
    other part in sight. Otherwise the newest picture would be gone, and the one that it replaced would be served again.
+4. Its part holds nothing that is opted out: snapshots name samples by their place, so such a part stays what it is.
 
-The first is a forecast and no proof: a dataset that is made later may want what all of today's leave out (the pages of text, say, or
-a copy whose other copy comes from a source that it does not use). So nothing is lost for good: today's releases keep the old
+The first is a forecast and no proof: a dataset that is made later may want what all of today's leave out (the pages of
+text, say). So nothing is lost for good: today's releases keep the old
 part as long as they live, and the source's table keeps every row; sharded anew with another encoding they are all there.
 """
 
