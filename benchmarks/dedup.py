@@ -164,7 +164,7 @@ def _write(task: tuple[str, int, int, int, int]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from smalti.shards.samples import SCHEMA
+    from smalti.shards.samples import KEYS, SCHEMA, stored
 
     root, number, start, stop, total = task[0], task[1], task[2], task[3], task[4] >> 3
     distance = task[4] & 7
@@ -199,9 +199,9 @@ def _write(task: tuple[str, int, int, int, int]) -> None:
     assert path is not None
     path.parent.mkdir(parents=True)
     few = [
-        name for name in SCHEMA.names if name not in ("id", "sha256", "phash", "colour")
+        name for name in SCHEMA.names if name not in ("id", "sha256", "phash", "colour", *KEYS)
     ]  # others outgrow a dictionary
-    table = table.select(SCHEMA.names).cast(SCHEMA)
+    table = stored(table.select(SCHEMA.names).cast(SCHEMA))
     pq.write_table(table, path, compression="zstd", row_group_size=1 << 17, use_dictionary=few)
     part = Part(
         source=source, name=name, batch="b1", sequence=number // SOURCES + 1, digest="0" * 64, encoding=Encoding(), columns={},

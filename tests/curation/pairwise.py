@@ -120,13 +120,14 @@ def columns(samples: Sequence[Copy]) -> Copies:
 
     sha256 = {each: number for number, each in enumerate(dict.fromkeys(sample.sha256 for sample in samples))}
     prints = [sample.fingerprint for sample in samples]
+    colour = np.array([list(each.colour) if each else [0] * 192 for each in prints], np.uint8).reshape(-1, 192)
     return Copies(
         id=pl.Series("id", [sample.id for sample in samples], pl.String),
         priority=np.array([sample.priority for sample in samples], np.int64),
         sha256=np.array([(7, sha256[sample.sha256]) for sample in samples], np.uint64).reshape(-1, 2),
         phash=np.array([each.phash if each else 0 for each in prints], np.uint64),
         hashed=np.array([each is not None and not each.flat for each in prints], np.bool_),
-        colour=np.array([list(each.colour) if each else [0] * 192 for each in prints], np.uint8).reshape(-1, 192),
+        thumbnails=lambda: colour,
         width=np.array([sample.width for sample in samples], np.int64),
         height=np.array([sample.height for sample in samples], np.int64),
     )

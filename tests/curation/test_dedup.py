@@ -211,13 +211,15 @@ def crowd(count: int, colour: Any, seed: int) -> Copies:
     import polars as pl
 
     chance = np.random.default_rng(seed)
+    sha256 = chance.integers(0, 1 << 63, (count, 2)).astype(np.uint64)
+    thumbnails = colour(chance).astype(np.uint8)
     return Copies(
         id=pl.Series("id", [f"s/{n:06d}" for n in range(count)]),
         priority=np.zeros(count, np.int64),
-        sha256=chance.integers(0, 1 << 63, (count, 2)).astype(np.uint64),
+        sha256=sha256,
         phash=np.full(count, 5, np.uint64),
         hashed=np.ones(count, np.bool_),
-        colour=colour(chance).astype(np.uint8),
+        thumbnails=lambda: thumbnails,
         width=np.full(count, 600),
         height=np.full(count, 600),
     )

@@ -49,14 +49,21 @@ def connected(rule: Rule, rows: Ints, group: Ints) -> Ints:
 
 
 def join(count: int, edges: Ints) -> Ints:
-    """Connected components of `count` nodes: numbers from 0. edges: int64 (2, m)."""
+    """Connected components of `count` nodes: a number from 0 to count for each node. edges: int64 (2, m)."""
+    label = np.arange(count)
     if not edges.shape[1]:
-        return np.arange(count)
+        return label
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    graph = coo_array((np.ones(edges.shape[1], np.bool_), (edges[0], edges[1])), shape=(count, count))
-    return np.asarray(connected_components(graph, directed=False)[1], np.int64)
+    nodes, place = np.unique(edges, return_inverse=True)  # most nodes have no edge
+    ones, twos = place.reshape(2, -1)
+    graph = coo_array((np.ones(len(ones), np.bool_), (ones, twos)), shape=(len(nodes), len(nodes)))
+    found = connected_components(graph, directed=False)[1]
+    least = np.empty(int(found.max()) + 1, np.int64)
+    least[found[::-1]] = nodes[::-1]
+    label[nodes] = least[found]
+    return label
 
 
 def _large(rule: Rule, rows: Ints) -> Ints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,6 @@ from smalti.images.fingerprint import colours_agree_pairs
 ASPECT_TOLERANCE = 0.02
 """Largest relative difference of width/height between copies. Resizing rounds each side to a pixel, which is 0.4 % for the
 smallest pictures that are kept (272x544); the nearest ratios that photographs are cropped to on purpose are 4 % apart (16:9, 1.85:1)."""
-
-THUMBNAIL = 192
-"""Bytes of `colour`."""
 
 
 def ratios_close(width: int, height: int, other_width: int, other_height: int) -> bool:
@@ -32,11 +30,10 @@ class Copies:
     Attributes:
         id: polars Series of texts.
         priority: int64 (n,), of the source: the higher is kept rather.
-        sha256: uint64 (n, 2), two independent hashes of it, of one process: 128 bits, which two of 1e8 pictures share by chance in
-            one of 1e22 lakes.
+        sha256: uint64 (n, 2), its first 16 bytes (`smalti.shards.samples.KEYS`).
         phash: uint64 (n,).
         hashed: bool (n,), there is a hash and the picture is not flat: the hash may tell that it is a copy.
-        colour: uint8 (n, 192).
+        thumbnails: gives `colour`; they are most of the bytes, and may still be read while the other columns are worked on.
         width, height: int64 (n,), of the original, px.
     """
 
@@ -45,12 +42,17 @@ class Copies:
     sha256: Keys
     phash: Keys
     hashed: Mask
-    colour: npt.NDArray[np.uint8]
+    thumbnails: Callable[[], npt.NDArray[np.uint8]]
     width: Ints
     height: Ints
 
     def __len__(self) -> int:
         return len(self.phash)
+
+    @property
+    def colour(self) -> npt.NDArray[np.uint8]:
+        """uint8 (n, THUMBNAIL)."""
+        return self.thumbnails()
 
     @property
     def ratio(self) -> npt.NDArray[np.float64]:

@@ -15,12 +15,13 @@ import numpy as np
 
 from smalti.compute import map_tasks
 from smalti.config import Drops
-from smalti.curation.copies import THUMBNAIL, Copies
-from smalti.curation.dedup import Choice, Found, aside, candidates, choose, coarse_groups, search, spread
+from smalti.curation.copies import Copies
+from smalti.curation.dedup import Choice, Found, aside, candidates, choose, coarse_groups, equal_bytes, search, spread
 from smalti.curation.load import Reader
 from smalti.curation.near import Ints, Mask, order_of
-from smalti.curation.scan import BIT, Bits, Keyed, Scan, read_copies, scan
+from smalti.curation.scan import BIT, Bits, Keyed, Scan, reading_copies, scan
 from smalti.reasons import Label, SkipReason
+from smalti.shards.samples import THUMBNAIL
 
 Set = tuple[SkipReason, ...]
 
@@ -154,19 +155,20 @@ def _split(keyed: Keyed, distance: int, count: int) -> list[Keyed]:
     if count == 1 or not len(keyed.rows):
         return [keyed]
     nothing = np.zeros(len(keyed.rows), np.int64)
-    light = Copies(
-        None, nothing, keyed.sha256, keyed.phash, keyed.hashed, np.empty((0, THUMBNAIL), np.uint8), nothing, nothing
-    )
-    order = order_of(keyed.sha256[:, 0])
-    equal = keyed.sha256[order[1:], 0] == keyed.sha256[order[:-1], 0]
-    group = coarse_groups(light, np.arange(len(order)), np.stack([order[1:][equal], order[:-1][equal]]), distance)
+    none = np.empty((0, THUMBNAIL), np.uint8)
+    light = Copies(None, nothing, keyed.sha256, keyed.phash, keyed.hashed, lambda: none, nothing, nothing)
+    group = coarse_groups(light, equal_bytes(light), distance)
     return [keyed.take(np.flatnonzero(group % count == number)) for number in range(count)]
 
 
 def _resolve(task: _Task) -> Resolved:
     """Everything about the samples of one partition."""
+    with reading_copies(task.reader, task.keyed, task.priorities) as copies:
+        return _resolved(task, copies)
+
+
+def _resolved(task: _Task, copies: Copies) -> Resolved:
     drops, reasons, current = task.drops, task.reasons.copy(), task.current
-    copies = read_copies(task.reader, task.keyed, task.priorities)
     found = search(copies, drops.duplicates.distance, drops.duplicates.cluster_limit)
     origin = _spread(found, reasons, current, drops)
     eligible = current & (reasons == 0)

@@ -94,8 +94,9 @@ def search(copies: Copies, distance: int, limit: int) -> Found:
         limit: samples of a cluster, equal bytes counted once, above which it is set aside.
     """
     rule = Rule.of(copies, distance)
-    node, equal = _nodes(copies, rule)
-    group = coarse_groups(copies, node, equal, distance)
+    equal = equal_bytes(copies)
+    group = coarse_groups(copies, equal, distance)  # before anything asks for thumbnails
+    node = _nodes(copies, equal)
     rows = np.flatnonzero(node == np.arange(len(copies)))
     crowded = np.bincount(group[rows])[group] > limit if len(rows) else np.zeros(0, np.bool_)
     members = rows[crowded[rows]]
@@ -211,29 +212,40 @@ def _of_equal_bytes(rule: Rule, rows: Ints) -> Ints:
     return np.asarray(np.where(first == np.arange(len(rows)), -1, rows[first]))
 
 
-def _nodes(copies: Copies, rule: Rule) -> tuple[Ints, Ints]:
-    """Rows that nothing can tell apart have one node: they have the same copies, so that one of them decides for all.
-
-    Returns: the node of each row, and pairs of nodes (2, m) that have equal bytes nevertheless.
-    """
-    node = np.arange(len(copies))
+def equal_bytes(copies: Copies) -> Ints:
+    """Rows with equal bytes as pairs of neighbours, int64 (2, m): the rows of one content make a chain, ascending."""
     rows = np.flatnonzero(repeated(copies.sha256[:, 0]))
-    columns = (copies.height, copies.width, copies.hashed, copies.phash, copies.sha256[:, 1], copies.sha256[:, 0])
-    rows = rows[order_of(copies.sha256[rows, 0])]
-    equal = _equal(columns, rows)
-    if (_equal(columns[-1:], rows) & ~equal).any():  # equal bytes with another fingerprint
-        rows = rows[np.lexsort([column[rows] for column in columns])]
-        equal = _equal(columns, rows)
-    bounds = np.append(np.flatnonzero(np.append(True, ~equal)), len(rows)) if len(rows) else np.zeros(1, np.int64)
-    head = np.repeat(np.minimum.reduceat(rows, bounds[:-1]) if len(rows) else rows, np.diff(bounds))
+    rows = rows[np.lexsort((rows, copies.sha256[rows, 1], copies.sha256[rows, 0]))]
+    equal = _equal((copies.sha256[:, 0], copies.sha256[:, 1]), rows)
+    return np.stack([rows[:-1][equal], rows[1:][equal]])
+
+
+def _nodes(copies: Copies, equal: Ints) -> Ints:
+    """Rows that nothing can tell apart have one node, the first of them: they have the same copies, so that one of them decides
+    for all. Almost all rows of one content are told apart by nothing; the others stay nodes of their own."""
+    node = np.arange(len(copies))
+    head = _heads(equal, len(copies))
+    rows = np.flatnonzero(head != node)
+    same = np.ones(len(rows), np.bool_)
+    for column in (copies.phash, copies.hashed, copies.width, copies.height):
+        same &= column[rows] == column[head[rows]]
+    rows = rows[same]
+    colour = copies.colour
     for start in range(0, len(rows), 1 << 16):
-        some = slice(start, start + (1 << 16))
-        twin = (copies.colour[rows[some]] == copies.colour[head[some]]).all(1)
-        node[rows[some][twin]] = head[some][twin]
-    rows = rows[node[rows] == rows]
-    rows = rows[np.lexsort((copies.sha256[rows, 1], copies.sha256[rows, 0]))]
-    same = rule.same_bytes(rows[1:], rows[:-1])
-    return node, np.stack([rows[1:][same], rows[:-1][same]])
+        some = rows[start : start + (1 << 16)]
+        twin = (colour[some] == colour[head[some]]).all(1)
+        node[some[twin]] = head[some[twin]]
+    return node
+
+
+def _heads(equal: Ints, count: int) -> Ints:
+    """The first row of the content of each row. equal: as `equal_bytes` gives them."""
+    head = np.arange(count)
+    lower, upper = equal
+    if len(upper):
+        begins = np.append(True, lower[1:] != upper[:-1])
+        head[upper] = lower[begins][np.cumsum(begins) - 1]
+    return head
 
 
 def _equal(columns: Sequence[npt.NDArray[Any]], rows: Ints) -> Mask:
@@ -245,11 +257,11 @@ def _equal(columns: Sequence[npt.NDArray[Any]], rows: Ints) -> Mask:
     return equal
 
 
-def coarse_groups(copies: Copies, node: Ints, equal: Ints, distance: int) -> Ints:
+def coarse_groups(copies: Copies, equal: Ints, distance: int) -> Ints:
     """Rows that share a hash, are near one, or share their bytes, and whatever hangs together by these: numbers, by row.
 
     Args:
-        equal: pairs of rows (2, m) with equal bytes.
+        equal: as `equal_bytes` gives them.
     """
     hashed = np.flatnonzero(copies.hashed)
     hashed = hashed[order_of(copies.phash[hashed])]
@@ -258,9 +270,10 @@ def coarse_groups(copies: Copies, node: Ints, equal: Ints, distance: int) -> Int
     group = np.empty(len(copies), np.int64)
     group[hashed] = np.repeat(np.arange(len(distinct)), np.diff(bounds))
     flat = np.flatnonzero(~copies.hashed)
-    group[flat] = len(distinct) + np.unique(node[flat], return_inverse=True)[1]
-    edges = [group[equal], np.stack(near_pairs(distinct, distance))]
-    return join(len(copies) + len(distinct), np.concatenate(edges, 1))[group]
+    group[flat] = len(distinct) + np.arange(len(flat))
+    bytes_ = group[equal]
+    edges = [bytes_[:, bytes_[0] != bytes_[1]], np.stack(near_pairs(distinct, distance))]
+    return join(len(distinct) + len(flat), np.concatenate(edges, 1))[group]
 
 
 def _ranked(copies: Copies, group: Ints) -> Ints:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from smalti.config import Drops
-from smalti.curation.copies import THUMBNAIL, Copies
-from smalti.curation.load import Reader, chunks, read_rows, starts_of
+from smalti.curation.copies import Copies
+from smalti.curation.load import Reader, chunks, read_rows, read_thumbnails, starts_of
 from smalti.curation.near import Ints, Keys, Mask, repeated
-from smalti.errors import CorruptError
 from smalti.reasons import Label, SkipReason
+from smalti.shards.samples import KEYS
 
 Bits = npt.NDArray[np.uint16]
 
@@ -96,7 +98,7 @@ def scan(
     ids = np.empty(count if shared else 0, np.uint64)
     rules, takes = _rules(drops, denied, opted_out), _accepts(drops)
     columns = sorted({
-        "sha256",
+        *KEYS,
         "phash",
         "flat",
         *(name for rule in (*rules.values(), takes) for name in rule.meta.root_names()),
@@ -111,10 +113,10 @@ def scan(
         said = frame.select(
             reasons=pl.sum_horizontal(rule.cast(pl.UInt16) * BIT[reason] for reason, rule in rules.items()),
             accepted=takes,
-            phash=pl.when(tells).then("phash").otherwise(pl.col("sha256").hash(3)),  # see dedup.candidates
+            phash=pl.when(tells).then("phash").otherwise(KEYS[0]),  # see dedup.candidates
             hashed=tells,
-            sha0=pl.col("sha256").hash(3),
-            sha1=pl.col("sha256").hash(1),
+            sha0=KEYS[0],
+            sha1=KEYS[1],
         )
         reasons[rows], accepted[rows] = said["reasons"].to_numpy(), said["accepted"].to_numpy()
         phash[rows], hashed[rows] = said["phash"].to_numpy(), said["hashed"].to_numpy()
@@ -209,42 +211,34 @@ def _shards(runs: Sequence[Any]) -> Any:
     return frame.with_columns(start=pl.col("samples").cum_sum() - pl.col("samples"))
 
 
-def read_copies(reader: Reader, keyed: Keyed, priorities: Mapping[str, int]) -> Copies:
-    """The wide columns of some rows, too.
+@contextlib.contextmanager
+def reading_copies(reader: Reader, keyed: Keyed, priorities: Mapping[str, int]) -> Iterator[Copies]:
+    """The wide columns of some rows, too. Thumbnails are read in the background until somebody asks for them.
 
     Raises:
-        CorruptError: a thumbnail does not have 192 bytes.
+        CorruptError: a thumbnail has another size.
     """
     import polars as pl
 
     rows = keyed.rows
-    colour = np.zeros((len(rows), THUMBNAIL), np.uint8)
     width, height = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
     priority, ids = np.empty(len(rows), np.int64), []
 
     def take(places: slice, part: int, frame: Any) -> None:
-        source = reader.sources[part]
         width[places], height[places] = frame["width"].to_numpy(), frame["height"].to_numpy()
-        priority[places] = priorities.get(source, 0)
+        priority[places] = priorities.get(reader.sources[part], 0)
         ids.append(frame["id"])
-        thumbnails = frame["colour"].fill_null(bytes(THUMBNAIL))
-        if (thumbnails.bin.size() != THUMBNAIL).any():
-            raise CorruptError(f"a thumbnail does not have {THUMBNAIL} bytes", source, "Restore the part")
-        data = thumbnails.to_arrow(compat_level=pl.CompatLevel.oldest())
-        start = data.offset * THUMBNAIL
-        colour[places] = np.frombuffer(data.buffers()[2], np.uint8)[start : start + len(data) * THUMBNAIL].reshape(
-            -1, THUMBNAIL
-        )
 
-    read_rows(reader, ["id", "colour", "width", "height"], rows, take)
-    names = pl.concat(ids, rechunk=True) if ids else pl.Series("id", [], pl.String)
-    return Copies(
-        id=names,
-        priority=priority,
-        sha256=keyed.sha256,
-        phash=keyed.phash,
-        hashed=keyed.hashed,
-        colour=colour,
-        width=width,
-        height=height,
-    )
+    with ThreadPoolExecutor(1) as pool:
+        thumbnails = pool.submit(read_thumbnails, reader, rows)
+        read_rows(reader, ["id", "width", "height"], rows, take)
+        yield Copies(
+            id=pl.concat(ids, rechunk=True) if ids else pl.Series("id", [], pl.String),
+            priority=priority,
+            sha256=keyed.sha256,
+            phash=keyed.phash,
+            hashed=keyed.hashed,
+            thumbnails=thumbnails.result,
+            width=width,
+            height=height,
+        )

@@ -1,12 +1,17 @@
 """samples.parquet: one row a sample of a part, what dedup, opt-outs, trace and audits join on.
 
 Sorted by (tier, ar, shard, index), and its bytes depend on nothing but its rows and the pyarrow that writes them.
+
+Dedup reads the fingerprints of every sample of a lake, so the file holds them in a form that is read without parsing: the first 16
+bytes of sha256 as two numbers beside its text, and thumbnails of a fixed width.
 """
 
 from __future__ import annotations
 
 import io
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -38,16 +43,54 @@ SCHEMA = pa.schema([
     pa.field("bytes", pa.int64(), nullable=False),  # of the encoded image in the shard
 ])
 
+KEYS = ("sha256_0", "sha256_1")
+"""Columns of the file: bytes 0 to 7 and 8 to 15 of sha256, big-endian. 128 bits, which two of 1e8 pictures share by chance in one of
+1e22 lakes."""
+
+THUMBNAIL = 192
+"""Bytes of `colour` (`smalti.images.fingerprint`)."""
+
 _ROW_GROUP = 1 << 17
 
 
 def encode_samples(table: pa.Table) -> bytes:
-    """The file's bytes. `table` has the columns of SCHEMA and is sorted."""
+    """The file's bytes. `table` has the columns of SCHEMA and is sorted; `colour` has THUMBNAIL bytes or none.
+
+    Raises:
+        ValueError: a sha256 is not 64 hexadecimal digits, or a thumbnail has another size.
+    """
+    table = stored(table.select(SCHEMA.names).cast(SCHEMA).combine_chunks())
     out = io.BytesIO()
-    pq.write_table(
-        table.select(SCHEMA.names).cast(SCHEMA).combine_chunks(), out, compression="zstd", row_group_size=_ROW_GROUP
-    )
+    pq.write_table(table, out, compression="zstd", row_group_size=_ROW_GROUP)
     return out.getvalue()
+
+
+def stored(table: pa.Table) -> pa.Table:
+    """Rows as the file holds them: `colour` of a fixed width, and KEYS."""
+    place = table.schema.get_field_index("colour")
+    table = table.set_column(place, "colour", table["colour"].cast(pa.binary(THUMBNAIL)))
+    for name, key in zip(KEYS, keys_of(table["sha256"]), strict=True):
+        table = table.append_column(pa.field(name, pa.uint64(), nullable=False), pa.array(key))
+    return table
+
+
+def keys_of(sha256: pa.ChunkedArray) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """KEYS of hexadecimal texts.
+
+    Raises:
+        ValueError: one is not 64 hexadecimal digits.
+    """
+    digits = np.frombuffer("".join(sha256.to_pylist()).encode(), np.uint8)
+    nibbles = _NIBBLE[digits]
+    if len(digits) != 64 * len(sha256) or (nibbles > 15).any():
+        raise ValueError("a sha256 is not 64 hexadecimal digits")
+    pairs = nibbles.reshape(-1, 32, 2)
+    words = np.ascontiguousarray(pairs[:, :16, 0] << 4 | pairs[:, :16, 1]).view(">u8").astype(np.uint64)
+    return words[:, 0], words[:, 1]
+
+
+_NIBBLE = np.full(256, 255, np.uint8)
+_NIBBLE[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
 
 
 def decode_samples(data: bytes, where: str) -> pa.Table:
