@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from smalti.curation.clusters import connected, join
 from smalti.curation.copies import Copies, Rule
-from smalti.curation.near import Ints, Keys, Mask, near_pairs, order_of, repeated, runs
+from smalti.curation.near import Ints, Keys, Mask, may_repeat, near_pairs, order_of, runs
 
 MERGE, KEEP = "merge", "keep"
 """What a person may decide of a cluster: it is one picture, or each is a picture of its own."""
@@ -70,8 +70,8 @@ def candidates(sha256: Keys, phash: Keys, distance: int) -> Mask:
         phash: as in `Copies`; where there is none, something that only equal bytes have in common.
     """
     with ThreadPoolExecutor(1) as pool:  # numpy sorts without holding the lock
-        waiting = pool.submit(repeated, sha256)
-        alike = repeated(phash)
+        waiting = pool.submit(may_repeat, sha256)
+        alike = may_repeat(phash)
         if distance:
             alike |= _near(phash, distance)
         return np.asarray(waiting.result() | alike)
@@ -214,7 +214,7 @@ def _of_equal_bytes(rule: Rule, rows: Ints) -> Ints:
 
 def equal_bytes(copies: Copies) -> Ints:
     """Rows with equal bytes as pairs of neighbours, int64 (2, m): the rows of one content make a chain, ascending."""
-    rows = np.flatnonzero(repeated(copies.sha256[:, 0]))
+    rows = np.flatnonzero(may_repeat(copies.sha256[:, 0]))
     rows = rows[np.lexsort((rows, copies.sha256[rows, 1], copies.sha256[rows, 0]))]
     equal = _equal((copies.sha256[:, 0], copies.sha256[:, 1]), rows)
     return np.stack([rows[:-1][equal], rows[1:][equal]])

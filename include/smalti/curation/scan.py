@@ -15,7 +15,7 @@ import numpy.typing as npt
 from smalti.config import Drops
 from smalti.curation.copies import Copies
 from smalti.curation.load import Reader, chunks, read_rows, read_thumbnails, starts_of
-from smalti.curation.near import Ints, Keys, Mask, repeated
+from smalti.curation.near import Ints, Keys, Mask, may_repeat
 from smalti.reasons import Label, SkipReason
 from smalti.shards.samples import KEYS
 
@@ -181,7 +181,7 @@ def _supersede(reader: Reader, ids: Keys, accepted: Mask, reasons: Bits, current
     """
     import polars as pl
 
-    rows = np.flatnonzero(repeated(ids))
+    rows = np.flatnonzero(may_repeat(ids))
     found = []
 
     def take(places: slice, part: int, frame: Any) -> None:
