@@ -266,7 +266,7 @@ def test_a_tree_that_is_not_the_releases_is_found(lake: Lake) -> None:
     shards = [each.uri for each in objects.list_objects(tree) if each.uri.endswith(".mds")]
     good = path_of(shards[0]).read_bytes()
     path_of(shards[0]).write_bytes(good[:-1] + b"!")
-    assert [fault for fault in verify_manifest(uri_of(lake)).faults if "it is not what the index records" in fault]
+    assert [fault for fault in verify_manifest(uri_of(lake)).faults if "it is not what the release has there" in fault]
     path_of(shards[0]).unlink()
     assert [fault for fault in verify_manifest(uri_of(lake)).faults if "there is no such object" in fault]
 

@@ -23,7 +23,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -85,7 +85,9 @@ class MaterializeReport(Accounted):
 
 
 @dataclass(frozen=True)
-class _ShardTask:
+class ShardTask:
+    """One shard of a tree: what it is made of, and its name below the tree. `replace`: a damaged one makes room."""
+
     source: str
     target: str
     name: str
@@ -108,7 +110,7 @@ class _Bucket:
 
     uri: str
     name: str
-    tasks: tuple[_ShardTask, ...]
+    tasks: tuple[ShardTask, ...]
     index: bytes | None
     there: tuple[mds.Entry | None, ...]
 
@@ -147,15 +149,7 @@ def materialize(
     written = _with_progress(_noted(todo, run(_write_shard, todo), notes), len(todo))
     indices = {bucket.name: _commit(bucket, written, look.replace) for bucket in buckets}
     shards = {name: json.loads(index)["shards"] for name, index in indices.items()}
-    listing = {
-        name: {
-            "samples": sum(entry["samples"] for entry in shards[name]),
-            "shards": len(shards[name]),
-            "bytes": sum(entry["raw_data"]["bytes"] for entry in shards[name]),
-            "index_sha256": sha256(index),
-        }
-        for name, index in indices.items()
-    }
+    listing = listing_of(indices)
     said = {**identity(manifest, position), "buckets": listing}
     _create(join_uri(tree_uri, commit_name(tiers)), canonical_json(said), look.replace)
     streams = [stream for stream in manifest.streams if tiers is None or stream.tier in tiers]
@@ -200,7 +194,7 @@ class _Look:
         """Whether what is damaged is written anew."""
         return self.ours and self.notes is not None
 
-    def index(self, tasks: Sequence[_ShardTask], where: str) -> bytes | None:
+    def index(self, tasks: Sequence[ShardTask], where: str) -> bytes | None:
         """The index of a bucket, if it lists what this run would write.
 
         Raises:
@@ -222,7 +216,7 @@ class _Look:
             return None
         raise CorruptError("the index lists other shards than the release", where, "Write into another directory")
 
-    def there(self, bucket: str, tasks: Sequence[_ShardTask], index: bytes | None) -> tuple[mds.Entry | None, ...]:
+    def there(self, bucket: str, tasks: Sequence[ShardTask], index: bytes | None) -> tuple[mds.Entry | None, ...]:
         """The entries of the shards that are there.
 
         Raises:
@@ -246,27 +240,54 @@ class _Look:
         return tuple(entry if task.target in sizes else None for task, entry in zip(tasks, entries, strict=True))
 
 
+def listing_of(indices: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """What a commit object says of its directories. indices: directory -> its index.json."""
+    listing = {}
+    for name, index in indices.items():
+        entries = json.loads(index)["shards"]
+        listing[name] = {
+            "samples": sum(entry["samples"] for entry in entries),
+            "shards": len(entries),
+            "bytes": sum(entry["raw_data"]["bytes"] for entry in entries),
+            "index_sha256": sha256(index),
+        }
+    return listing
+
+
 def _plan(
     manifest: Manifest, manifest_uri: str, tree_uri: str, tiers: Sequence[int] | None, optouts: Optouts, look: _Look
 ) -> list[_Bucket]:
     """The directories, in the order of the manifest, with what is to be done for each shard."""
+    buckets = []
+    for name, tasks in shard_tasks(manifest, manifest_uri, tree_uri, tiers, optouts, look.replace).items():
+        folder = join_uri(tree_uri, name)
+        index = look.index(tasks, join_uri(folder, "index.json"))
+        buckets.append(_Bucket(folder, name, tasks, index, look.there(folder, tasks, index)))
+    return buckets
+
+
+def shard_tasks(
+    manifest: Manifest,
+    manifest_uri: str,
+    tree_uri: str,
+    tiers: Sequence[int] | None,
+    optouts: Optouts,
+    replace: bool = False,
+) -> dict[str, tuple[ShardTask, ...]]:
+    """Directory (`512/1.000`) -> its shards in their order, directories in the order of the manifest."""
     root = parts_uri(manifest_uri, manifest)
     shards: dict[str, list[ServedShard]] = {}
     for stream in manifest.select(tiers):
         shards.setdefault(f"{stream.tier}/{stream.ar}", []).extend(served_shards(manifest_uri, stream, optouts=optouts))
-    buckets = []
-    for name, served in shards.items():
-        if not served:
-            continue  # all of it was opted out
-        folder = join_uri(tree_uri, name)
-        tasks = tuple(
-            _ShardTask(join_uri(root, shard.basename), join_uri(tree_uri, target), target, shard, look.replace)
+    return {
+        name: tuple(
+            ShardTask(join_uri(root, shard.basename), join_uri(tree_uri, target), target, shard, replace)
             for number, shard in enumerate(served)
             for target in [f"{name}/shard.{number:05d}.mds"]
         )
-        index = look.index(tasks, join_uri(folder, "index.json"))
-        buckets.append(_Bucket(folder, name, tasks, index, look.there(folder, tasks, index)))
-    return buckets
+        for name, served in shards.items()
+        if served  # else all of it was opted out
+    }
 
 
 def _commit(bucket: _Bucket, written: Iterator[mds.Entry], replace: bool) -> bytes:
@@ -290,7 +311,7 @@ def _create(uri: str, data: bytes, replace: bool) -> None:
         create_same(uri, data)
 
 
-def _holds(notes: Notes, item: tuple[_ShardTask, mds.Entry]) -> bool:
+def _holds(notes: Notes, item: tuple[ShardTask, mds.Entry]) -> bool:
     """Whether a shard on the disk is what the index says; the index may be what is wrong, so that all of it is compared."""
     task, entry = item
     path = local_path(task.target)
@@ -308,7 +329,7 @@ def _digest(entry: mds.Entry) -> str:
     return sha256(canonical_json(entry))
 
 
-def _noted(tasks: Sequence[_ShardTask], entries: Iterable[mds.Entry], notes: Notes | None) -> Iterator[mds.Entry]:
+def _noted(tasks: Sequence[ShardTask], entries: Iterable[mds.Entry], notes: Notes | None) -> Iterator[mds.Entry]:
     for task, entry in zip(tasks, entries, strict=True):
         path = local_path(task.target)
         if notes is not None and path is not None:
@@ -316,7 +337,7 @@ def _noted(tasks: Sequence[_ShardTask], entries: Iterable[mds.Entry], notes: Not
         yield entry
 
 
-def _write_shard(task: _ShardTask) -> mds.Entry:
+def _write_shard(task: ShardTask) -> mds.Entry:
     """Copy or rewrite one shard. Returns its entry in the tree's index."""
     shard = task.shard
     if (
@@ -325,19 +346,31 @@ def _write_shard(task: _ShardTask) -> mds.Entry:
         and copy_object(task.source, task.target)
     ):
         return _renamed(shard.entry, task.basename)  # inside the store: GCS checks the copy itself
-    data = read_bytes(task.source)
-    if sha256(data) != shard.sha256:
-        raise CorruptError(
-            f"the bytes have the sha256 {sha256(data)}, not {shard.sha256}",
-            task.source,
-            "Run smalti verify on the release; restore the object, or use another version",
-        )
+    data = _read_source(task)
     if not len(shard.left_out):
         _create(task.target, data, task.replace)
         return _renamed(shard.entry, task.basename)
     rewritten = mds.rewrite_shard(data, shard.kept_indices(), task.source)
     _create(task.target, rewritten, task.replace)
     return mds.shard_entry(task.basename, rewritten)
+
+
+def expected_entry(task: ShardTask) -> mds.Entry:
+    """What the tree's index must say of a shard. One that loses samples is made of its source once more."""
+    if not len(task.shard.left_out):
+        return _renamed(task.shard.entry, task.basename)
+    return mds.shard_entry(task.basename, mds.rewrite_shard(_read_source(task), task.shard.kept_indices(), task.source))
+
+
+def _read_source(task: ShardTask) -> bytes:
+    data = read_bytes(task.source)
+    if sha256(data) != task.shard.sha256:
+        raise CorruptError(
+            f"the bytes have the sha256 {sha256(data)}, not {task.shard.sha256}",
+            task.source,
+            "Run smalti verify on the release; restore the object, or use another version",
+        )
+    return data
 
 
 def _one_bucket_store(source: str, target: str) -> bool:

@@ -11,11 +11,12 @@ from smalti import objects
 from smalti.accounting import Report
 from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.lake import Lake
+from smalti.release.check_tree import tree_faults
 from smalti.release.latest import Ablation, Latest, is_gone, keep_ablation, move_latest, read_latest
 from smalti.release.manifest import Manifest, parse_manifest
 from smalti.release.materialize import materialize
 from smalti.release.summary import samples_of
-from smalti.release.verify import read_verified, tree_faults
+from smalti.release.verify import read_verified
 from smalti.settings import ReleaseRun
 
 log = logging.getLogger("smalti")

@@ -102,3 +102,9 @@ def _touched(manifest: Manifest, manifest_uri: str, first: int, second: int) -> 
             ):
                 return True
     return False
+
+
+def commit_tiers(name: str) -> tuple[int, ...] | None:
+    """The tiers of a commit object; None: all."""
+    numbers = name.removeprefix("tree").removesuffix(".json").split("-")[1:]
+    return tuple(map(int, numbers)) or None

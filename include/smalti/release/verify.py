@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import tempfile
 import time
@@ -25,6 +24,7 @@ from smalti.compute import map_tasks
 from smalti.errors import ConflictError, CorruptError, InputError, MissingObject, SmaltiError
 from smalti.lake import Lake
 from smalti.reasons import reason_set
+from smalti.release.check_tree import tree_faults
 from smalti.release.checks import Expected, ShardCheck, check_shard
 from smalti.release.collect import shard_starts
 from smalti.release.manifest import (
@@ -39,7 +39,6 @@ from smalti.release.manifest import (
 from smalti.release.optouts import OptoutSnapshot, lake_of, read_snapshot
 from smalti.release.skips import Model, SkipFile, canonical_json, nonzero, parse
 from smalti.settings import ReleaseRun
-from smalti.shards import mds
 from smalti.shards.part import Part, read_part, read_samples_bytes
 from smalti.shards.samples import decode_samples
 
@@ -199,8 +198,8 @@ class _Work:
         if not self.faults:
             with self._fault_of("reading back"):
                 self._read_back()
-        if not self.faults and objects.exists(beside(self.uri, "tree/tree.json")):
-            self.faults += tree_faults(self.uri, self.manifest, Counter(self._all_kept()))
+        with self._fault_of("tree"):
+            self.faults += tree_faults(self.uri, self.manifest, ids)
 
     def _all_kept(self) -> Iterator[str]:
         for ids in self.kept.values():
@@ -359,35 +358,3 @@ def read_ids(manifest_uri: str, group: str, optouts: int = 0) -> Iterator[str]:
             raise CorruptError(
                 f"the loader cannot read it ({error})", manifest_uri, "Restore what is damaged"
             ) from error
-
-
-def tree_faults(manifest_uri: str, manifest: Manifest, kept: Counter[str]) -> list[str]:
-    """What is wrong with the tree beside a manifest: every hash, every id."""
-    root = beside(manifest_uri, "tree")
-    faults: list[str] = []
-    found: Counter[str] = Counter()
-    try:
-        said = json.loads(objects.read_bytes(f"{root}/tree.json"))
-        if said["digest"] != manifest.digest:
-            faults.append("tree: it is of another release")
-        for name in sorted(said["buckets"]):
-            index = objects.read_bytes(f"{root}/{name}/index.json")
-            if hashlib.sha256(index).hexdigest() != said["buckets"][name]["index_sha256"]:
-                faults.append(f"tree/{name}/index.json: it is not what tree.json records")
-                continue
-            for entry in json.loads(index)["shards"]:
-                basename = entry["raw_data"]["basename"]
-                data = objects.read_bytes(f"{root}/{name}/{basename}")
-                if mds.shard_entry(basename, data) != entry:
-                    faults.append(f"tree/{name}/{basename}: it is not what the index records")
-                    continue
-                columns, raw = mds.read_shard(data, basename)
-                found.update(str(mds.decode_sample(columns, each, basename)["id"]) for each in raw)
-    except (CorruptError, MissingObject) as error:
-        return [*faults, f"tree: {error.what} ({error.where})"]
-    except (ValueError, KeyError, TypeError) as error:
-        return [*faults, f"tree: tree.json or an index is damaged ({error!r})"]
-    if not faults:
-        faults += [f"tree: {name} is kept, and not in it" for name in sorted(kept - found)]
-        faults += [f"tree: {name} is in it, and not kept or not once" for name in sorted(found - kept)]
-    return faults
