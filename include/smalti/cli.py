@@ -170,7 +170,8 @@ def release_summary(manifest: str, as_json: Json = False) -> None:
 def verify(manifest: str, as_json: Json = False) -> None:
     """Check every hash and count of a release and read it back through the loader; exit code 1 on any fault.
 
-    Covers manifest, streams, skip files, the parts' indices, samples.parquet, shards, and the tree where there is one.
+    Covers manifest, claim, curation, streams, skip files with every reason set, the parts' indices, samples.parquet, shards, and the
+    tree where there is one.
     """
     place, settings = _release_at(manifest)
     _show([_run("verify", place, settings)], as_json)

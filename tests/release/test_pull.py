@@ -279,6 +279,80 @@ def test_materialized_pull_makes_plain_directories(any_lake: Lake, disk: Path) -
     assert (again.fetched, again.fetched_bytes, again.shards) == (0, 0, report.shards)
 
 
+TREE_DAMAGE = ["gone", "cut", "flipped", "a flipped index", "another index", "no index", "a flipped tree.json", "no tree.json", "no release.json", "no notes"]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", TREE_DAMAGE)
+def test_a_second_run_mends_a_pulled_tree(lake: Lake, disk: Path, how: str) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk, materialize=True)
+    whole = pulled(disk)
+    shard, index = disk / "1024/1.286/shard.00001.mds", disk / "1024/1.286/index.json"
+    match how:
+        case "gone":
+            shard.unlink()
+        case "cut":
+            shard.write_bytes(shard.read_bytes()[:-1])
+        case "flipped":
+            flip(shard)
+        case "a flipped index":
+            flip(index)
+        case "another index":  # what it says of a shard is not so, and nothing in the file tells
+            index.write_text(
+                index.read_text().replace('"raw"', '"rew"').replace('"size_limit": ', '"size_limit": 1', 1)
+            )
+        case "no index":
+            index.unlink()
+        case "a flipped tree.json":
+            flip(disk / "tree.json")
+        case "no notes":
+            flip(shard)
+            (disk / ".smalti/verified.jsonl").unlink()
+        case _:
+            (disk / how.removeprefix("no ")).unlink()
+    damaged = pulled(disk)
+
+    again = pull(release.uri, disk, materialize=True)
+
+    assert damaged != whole
+    assert pulled(disk) == whole
+    assert again.fetched == {"a flipped index": 3, "no index": 3}.get(how, 0 if "json" in how else 1)
+    assert pull(release.uri, disk, materialize=True).fetched == 0
+
+
+def test_recheck_reads_a_tree_and_a_plain_second_run_does_not(lake: Lake, disk: Path) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk, materialize=True)
+    path = disk / "512/1.000/shard.00002.mds"
+    whole, stat = pulled(disk), path.stat()
+    flip(path)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    assert pull(release.uri, disk, materialize=True).fetched == 0
+    assert pull(release.uri, disk, materialize=True, recheck=True).fetched == 1
+    assert pulled(disk) == whole
+
+
+def test_a_directory_that_nobody_has_claimed_is_not_written_over(lake: Lake, disk: Path) -> None:
+    release = build(lake, skips=SKIPS)
+    theirs = disk / "512/1.000/shard.00000.mds"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(b"somebody's")
+
+    with pytest.raises(ConflictError, match=r"512/1\.000/shard\.00000\.mds: the object exists with other content"):
+        pull(release.uri, disk, materialize=True)
+    assert theirs.read_bytes() == b"somebody's"
+
+
+def test_a_tree_without_its_claim_is_not_taken_for_that_of_newer_opt_outs(lake: Lake, disk: Path) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk, materialize=True)
+    opt_out(lake, 1, release.all_kept[:1])
+    (disk / "release.json").unlink()
+    with pytest.raises(ConflictError, match="up to position 0, and those up to 1 touch its samples"):
+        pull(release.uri, disk, materialize=True)
+
+
 def test_a_directory_can_be_pulled_from(lake: Lake, disk: Path, tmp_path: Path) -> None:
     release = build(lake, skips=SKIPS)
     first: Any = pull(release.uri, disk)

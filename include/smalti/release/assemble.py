@@ -147,7 +147,7 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
             lake.streams_yaml(manifest.dataset, manifest.version): streams_yaml(manifest, uri),
             lake.release_report(manifest.dataset, manifest.version): render(lake, manifest, parent, changes, counted),
         }
-        _commit(uri, with_files(manifest, files))
+        _commit(uri, with_elsewhere(lake, with_files(manifest, files), curation))
         if is_gone(lake, run.dataset.name, claim.version):  # the run took longer than a grace
             raise ConflictError("the version was given up while it was written", uri, "Curate and assemble again")
     else:
@@ -326,6 +326,17 @@ def with_files(manifest: Manifest, files: Mapping[str, str]) -> Manifest:
         found[uri.rpartition("/")[2]] = sha256(data)
     provenance = manifest.provenance.model_copy(update={"files": found})
     return manifest.model_copy(update={"provenance": provenance})
+
+
+def with_elsewhere(lake: Lake, manifest: Manifest, curation: Curation) -> Manifest:
+    """Let the manifest name, by the sha256 of their bytes, what it uses outside its folder and nothing else names so."""
+    digest = curation.digest()
+    uris = [lake.part_commit(part.source, part.name) for part in curation.parts]
+    uris += [lake.curation(curation.dataset, digest), lake.curation_rows(curation.dataset, digest)]
+    if curation.clusters:
+        uris.append(lake.quarantine_page(curation.dataset, digest))
+    found = {uri[len(lake.root) + 1 :]: sha256(objects.read_bytes(uri)) for uri in uris}
+    return manifest.model_copy(update={"provenance": manifest.provenance.model_copy(update={"elsewhere": found})})
 
 
 def _commit(uri: str, manifest: Manifest) -> None:

@@ -27,6 +27,10 @@ class Expected(NamedTuple):
     height: int
     bytes: int
     caption_ok: bool
+    label: str | None
+    captioner: str
+    classifier: str
+    licence: str | None
 
 
 @dataclass(frozen=True)

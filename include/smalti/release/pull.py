@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import shutil
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,6 +44,7 @@ from smalti.release.manifest import (
     parts_uri,
     skip_file_uri,
 )
+from smalti.release.notes import Notes
 from smalti.release.optouts import (
     NOTES,
     OptoutCheck,
@@ -112,7 +111,7 @@ def pull(
         tiers: only these; empty: all. More can be pulled later.
         materialize: write DIR/<tier>/<ar>/{index.json,shards} for an unmodified StreamingDataset instead.
         threads: shards fetched at once.
-        recheck: hash what is here even if its size and time are those of the last check.
+        recheck: read what is here, with `materialize` too, even if its size and time are those of the last check.
         refresh_optouts: bring the opt-outs only: three requests and a small object, or less.
         positions: older positions of opt-outs to bring too, for checkpoints that were made with them elsewhere.
     Raises:
@@ -126,12 +125,6 @@ def pull(
     _refuse_lake(uri, folder)
     with _locked(folder):
         if materialize:
-            if recheck:
-                raise InputError(
-                    "the shards of a tree are not looked at again",
-                    str(folder),
-                    "Leave --recheck out; or write another tree",
-                )
             _refuse_stale(lake_of(uri))
             written = trees.materialize(
                 uri,
@@ -139,6 +132,7 @@ def pull(
                 tiers,
                 optouts=newest_position(lake_of(uri)),
                 run=_in_threads(min(threads, _MATERIALIZE_THREADS)),
+                notes=Notes(folder / NOTES / "verified.jsonl", recheck),
             )
             return PullReport(
                 stage="pull",
@@ -186,7 +180,7 @@ class _Mirror:
         assert local is not None
         self.local = local
         self.folder = folder
-        self.verified = _Verified(folder / NOTES / "verified.jsonl", recheck)
+        self.notes = Notes(folder / NOTES / "verified.jsonl", recheck)
         self.fetched_bytes = 0
         self.position = 0
 
@@ -286,12 +280,7 @@ class _Mirror:
 
     def _is_here(self, shard: ServedShard) -> bool:
         path = self.parts / shard.basename
-        if not path.exists():
-            return False
-        if self.verified.holds(path, shard):
-            return True
-        log.warning("%s is not what the release has there, and is fetched anew", path)
-        return False
+        return self.notes.holds(shard.basename, path, shard.bytes, shard.sha256, file_sha256)
 
     def _fetch(self, shards: Sequence[ServedShard], missing: Sequence[ServedShard], run: trees.Runner) -> None:
         """Download, check, and note each shard that is missing."""
@@ -309,7 +298,7 @@ class _Mirror:
         def bring(shard: ServedShard) -> int:
             path = self.parts / shard.basename
             fetch(join_uri(root, shard.basename), path, shard.sha256)
-            self.verified.note(path, shard)
+            self.notes.note(shard.basename, path, shard.sha256)
             return shard.bytes
 
         for number, size in enumerate(run(bring, missing), 1):
@@ -322,36 +311,6 @@ class _Mirror:
                     "pull: %d of %d shards, %s of %s, %s/s", number, len(missing), _gb(done), _gb(total), _gb(rate)
                 )
                 noted = now
-
-
-class _Verified:
-    """Which files were found to be right, with the size and time they had then. Lines are appended as it goes."""
-
-    def __init__(self, path: Path, recheck: bool) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        self._known: dict[str, tuple[str, int]] = {}
-        for line in [] if recheck or not path.exists() else path.read_text().splitlines():
-            with contextlib.suppress(ValueError, TypeError):  # the last line of a pull that was killed
-                name, sha256, mtime = json.loads(line)
-                self._known[name] = (sha256, mtime)
-
-    def holds(self, path: Path, shard: ServedShard) -> bool:
-        """Whether the file is the shard."""
-        stat = path.stat()
-        if stat.st_size != shard.bytes:
-            return False
-        if self._known.get(shard.basename) == (shard.sha256, stat.st_mtime_ns):
-            return True
-        if file_sha256(path) != shard.sha256:
-            return False
-        self.note(path, shard)
-        return True
-
-    def note(self, path: Path, shard: ServedShard) -> None:
-        line = json.dumps([shard.basename, shard.sha256, path.stat().st_mtime_ns])
-        with self._lock, self._path.open("a") as file:
-            file.write(line + "\n")
 
 
 def _in_threads(threads: int) -> trees.Runner:
