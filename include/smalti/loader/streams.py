@@ -116,6 +116,8 @@ class SkipStreamMixin:
         self.entries = tuple(entries)
         self.kept = sum(shard.kept for shard in shards)
         self._served = shards
+        self._readers: list[KeptReader] | None = None
+        self._here: NDArray[np.int64] | None = None
         self._source = source
         self._parts = str(parts)
         self._in_place = in_place
@@ -133,29 +135,50 @@ class SkipStreamMixin:
         """Bring an object here: whole, with these bytes, or not at all (CorruptError, LakeError: tried again)."""
         fetch(uri, path, sha256)
 
-    def get_shards(self, world: World, allow_unsafe_types: bool) -> list[KeptReader]:
-        columns: dict[str, tuple[Any, ...]] = {}
-        readers = [self.reader_class.of(self._parts, shard, columns) for shard in self._served]
-        for reader in readers:
-            reader.validate(allow_unsafe_types)
-        self._served = ()  # the readers know it all; a hundred million samples are held once
-        return readers
+    def open(self) -> list[KeptReader]:
+        """The readers, made once."""
+        if self._readers is None:
+            columns: dict[str, tuple[Any, ...]] = {}
+            self._readers = [self.reader_class.of(self._parts, shard, columns) for shard in self._served]
+            self._served = ()  # the readers know it all; a hundred million samples are held once
+        return self._readers
 
-    def set_up_local(self, shards: Sequence[KeptReader], cache_usage_per_shard: NDArray[np.int64]) -> None:
-        """Note which shards are here. Called on one rank of each node."""
-        for number, shard in enumerate(shards):
+    def look_around(self) -> NDArray[np.bool_]:
+        """Note which shards are here; one of another size is removed. For one rank of each node, and before StreamingDataset
+        begins: what is wrong here is to reach all ranks.
+
+        Returns:
+            which have to be fetched; shape (shards,).
+        Raises:
+            MissingObject, CorruptError: the release is read in place, and a shard is not there, or is of another size.
+        """
+        readers = self.open()
+        self._here = np.zeros(len(readers), np.int64)
+        for number, shard in enumerate(readers):
             path, size = os.path.join(self._parts, shard.raw_data.basename), shard.raw_data.bytes
             try:
                 there = os.stat(path).st_size
             except FileNotFoundError:
                 there = None
             if there == size:
-                cache_usage_per_shard[number] = size
+                self._here[number] = size
             elif self._in_place:
                 raise _incomplete(path, size, there)
             elif there is not None:
                 log.warning("%s has %d bytes instead of %d and is fetched anew", path, there, size)
                 os.unlink(path)
+        return np.equal(self._here, 0)
+
+    def get_shards(self, world: World, allow_unsafe_types: bool) -> list[KeptReader]:
+        for reader in self.open():
+            reader.validate(allow_unsafe_types)
+        return list(self.open())
+
+    def set_up_local(self, shards: Sequence[KeptReader], cache_usage_per_shard: NDArray[np.int64]) -> None:
+        """Say which shards are here. Called on one rank of each node."""
+        if self._here is None:
+            self.look_around()
+        cache_usage_per_shard[:] = self._here
 
     def prepare_shard(self, shard: KeptReader) -> int:
         """Bring a shard here if it is not. Returns the bytes that were added."""
