@@ -36,7 +36,7 @@ from smalti.loader.position import Position, look_for
 from smalti.loader.presence import fault_of_shards
 from smalti.loader.skips import Optouts, lift, served_shards
 from smalti.loader.small import Chosen, SmallStreams, that_fill_a_batch
-from smalti.loader.streams import SkipStream, SkipStreamMixin
+from smalti.loader.streams import SkipStream, SkipStreamMixin, check_stream_class, unused_transport
 from smalti.loader.substitutes import Exchanger, substitutes
 from smalti.loader.together import Place, check_places, check_same, connected, together
 from smalti.objects import local_path, normalise_uri
@@ -159,6 +159,7 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             if here is not None and _is_where_it_lies(uri, Path(here)):
                 here = None  # in place: nothing there is fetched, evicted or replaced
             _check_arguments(uri, here, small_streams, batch_size, streaming)
+            check_stream_class(stream_class, uri)
             _check_choice(uri, {"tiers": tiers, "groups": groups, "without": without}, optouts)
             self.manifest = read_manifest(uri)
             lifted = lift(self.manifest, without)
@@ -237,6 +238,9 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         names = [stream.name for stream in streams]
         selection = sha256(canonical_json([names, sorted(source.lifted)]))[:16]
         made = [_stream(source, self.manifest, stream, share) for stream, share in zip(streams, shares, strict=True)]
+        unused = unused_transport(type(made[0]))
+        if unused:
+            report.append((logging.WARNING, f"{', '.join(unused)}: not called for a release; override fetch_shard"))
         return _Plan(position, selection, made, gone, instead, report)
 
     def _become(self, plan: _Plan) -> None:
@@ -444,14 +448,23 @@ def _stream(source: _Source, manifest: Manifest, stream: Chosen, share: float | 
     root = parts_uri(source.uri, manifest)
     parts = local_path(root) if source.local is None else source.local / "parts"
     assert parts is not None  # _check_arguments
-    return source.stream_class(
+    made = source.stream_class(
         entries=stream.entries,
         shards=stream.shards,
         source=root,
         parts=parts,
         in_place=source.local is None,
-        proportion=share,
+        **({} if share is None else {"proportion": share}),
     )
+    if not isinstance(made, SkipStreamMixin):
+        raise InputError(f"stream_class made a {type(made).__name__}", source.uri, "Use a class with SkipStreamMixin")
+    if share is not None and getattr(made, "proportion", None) != share:  # all groups would be drawn by their size
+        raise InputError(
+            f"{type(made).__name__} does not hand its proportion on to Stream",
+            source.uri,
+            "Have its __init__ pass the arguments that it does not know to super().__init__",
+        )
+    return made
 
 
 def _exchanged(
