@@ -28,13 +28,17 @@ import numpy as np
 from numpy.typing import NDArray
 from streaming import StreamingDataset
 from streaming.base.dataset import _ShardState
+from streaming.base.distributed import get_rank
+from streaming.base.world import World
 
 from smalti.errors import InputError, SmaltiError
-from smalti.loader.position import Position, connected, resolve
+from smalti.loader.position import Position, look_for
+from smalti.loader.presence import fault_of_shards
 from smalti.loader.skips import Optouts, lift, served_shards
 from smalti.loader.small import Chosen, SmallStreams, that_fill_a_batch
-from smalti.loader.streams import SkipStream, SkipStreamMixin
+from smalti.loader.streams import SkipStream, SkipStreamMixin, check_stream_class, unused_transport
 from smalti.loader.substitutes import Exchanger, substitutes
+from smalti.loader.together import Place, check_places, check_same, connected, together
 from smalti.objects import local_path, normalise_uri
 from smalti.reasons import SkipReason
 from smalti.release.manifest import Manifest, StreamEntry, parts_uri, read_manifest
@@ -45,6 +49,21 @@ log = logging.getLogger("smalti")
 
 _OURS = ("keep_zip", "remote", "split", "stream_config", "stream_name", "streams", "validate_hash")
 """Arguments of StreamingDataset that a release decides."""
+
+_ORDER = (
+    "batching_method",
+    "epoch_size",
+    "num_canonical_nodes",
+    "partition_algo",
+    "replication",
+    "sampling_granularity",
+    "sampling_method",
+    "shuffle",
+    "shuffle_algo",
+    "shuffle_block_size",
+    "shuffle_seed",
+)
+"""Arguments of StreamingDataset that decide the order of samples."""
 
 _READERS = 16
 """Requests at once for indices and skip files: a release of 52 streams a group has about a hundred, of 50 ms each."""
@@ -64,6 +83,16 @@ class _Source:
     stream_class: Callable[..., SkipStreamMixin]
     batch_size: int
     streaming: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a rank has been asked for, as it tells the others. position: None where rank 0 finds it."""
+
+    place: Place
+    release: str
+    local: str
+    position: int | None
 
 
 @dataclass(frozen=True)
@@ -122,27 +151,71 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         batch_size: int,
         **streaming: Any,
     ) -> None:
-        uri = normalise_uri(str(manifest))
-        if local is not None and _is_where_it_lies(uri, Path(local)):
-            local = None  # in place: nothing there is fetched, evicted or replaced
-        _check_arguments(uri, local, small_streams, batch_size, streaming)
-        _check_choice(uri, {"tiers": tiers, "groups": groups, "without": without}, optouts)
-        self.manifest = read_manifest(uri)
         self._failure: BaseException | None = None
-        lifted = lift(self.manifest, without)
-        self._source = _Source(
-            uri,
-            None if local is None else Path(local).absolute(),
-            tuple(self.manifest.select(tiers or None, groups or None, lifted)),
-            lifted,
-            small_streams,
-            stream_class,
-            batch_size,
-            streaming,
-        )
-        with connected(optouts):
-            self._newest = resolve(uri, self.manifest, optouts, max_optout_age)
-            self._become(self._plan(self._newest))
+
+        def ask() -> _Asked:
+            uri = normalise_uri(str(manifest))
+            here = local
+            if here is not None and _is_where_it_lies(uri, Path(here)):
+                here = None  # in place: nothing there is fetched, evicted or replaced
+            _check_arguments(uri, here, small_streams, batch_size, streaming)
+            check_stream_class(stream_class, uri)
+            _check_choice(uri, {"tiers": tiers, "groups": groups, "without": without}, optouts)
+            self.manifest = read_manifest(uri)
+            lifted = lift(self.manifest, without)
+            self._source = _Source(
+                uri,
+                None if here is None else Path(here).absolute(),
+                tuple(self.manifest.select(tiers or None, groups or None, lifted)),
+                lifted,
+                small_streams,
+                stream_class,
+                batch_size,
+                streaming,
+            )
+            position = look_for(uri, self.manifest, optouts, max_optout_age)
+            return _Asked(Place.here(), self.manifest.digest, str(self._source.local), position)
+
+        with connected():
+            self._newest = _agreed(together(ask))
+            plan = self._together(lambda: self._plan(self._newest))
+            assert plan is not None
+            self._become(plan)
+
+    def _together(self, make: Callable[[], _Plan | None]) -> _Plan | None:
+        """What every rank is to become, if none has anything against it.
+
+        StreamingDataset's own start has barriers: what can fail on one rank only must have happened before.
+        """
+        made: list[_Plan | None] = []
+
+        def prepare() -> tuple[dict[str, str], bytes]:
+            made.append(plan := make())
+            said = {"position of opt-outs": str(plan.position if plan else self.optouts)}
+            return (said | self._said_of(plan), _to_fetch(plan, self._source)) if plan else (said, b"")
+
+        told = together(prepare)
+        plan = made[0]
+        for what in {what: None for said, _ in told for what in said}:
+            check_same(what, [said.get(what) for said, _ in told])
+        needed = [needed for _, needed in told if needed]
+        if plan is not None and needed:
+            fault = together(lambda: _fault(plan, self._source, self.manifest, needed) if get_rank() == 0 else None)[0]
+            if fault is not None:
+                raise fault
+        return plan
+
+    def _said_of(self, plan: _Plan) -> dict[str, str]:
+        """What must be the same on every rank, so that they serve parts of one order."""
+        source = self._source
+        asked = {"batch_size": source.batch_size} | {name: source.streaming.get(name) for name in _ORDER}
+        kept = [[stream.name, stream.kept] for stream in plan.streams]
+        exchanged = sha256(plan.gone.tobytes() + plan.instead.tobytes())
+        return {
+            **{name: repr(value) for name, value in asked.items()},
+            "choice of streams": plan.selection,
+            "set of samples": sha256(canonical_json([kept, exchanged]))[:16],
+        }
 
     def _plan(self, position: int) -> _Plan:
         """The dataset of this position, with substitutes for what was opted out up to the newest.
@@ -165,6 +238,9 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         names = [stream.name for stream in streams]
         selection = sha256(canonical_json([names, sorted(source.lifted)]))[:16]
         made = [_stream(source, self.manifest, stream, share) for stream, share in zip(streams, shares, strict=True)]
+        unused = unused_transport(type(made[0]))
+        if unused:
+            report.append((logging.WARNING, f"{', '.join(unused)}: not called for a release; override fetch_shard"))
         return _Plan(position, selection, made, gone, instead, report)
 
     def _become(self, plan: _Plan) -> None:
@@ -197,6 +273,14 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             InputError: the state is of another release, of other streams of this one, or of opt-outs that are not known here;
                 or nothing is left of a stream that it needs.
         """
+        with connected():
+            plan = self._together(lambda: self._plan_for(obj))
+            if plan:
+                self._become(plan)
+        super().load_state_dict(obj)
+
+    def _plan_for(self, obj: object) -> _Plan | None:
+        """What to become for a checkpoint; None: this dataset is it."""
         where = f"{self.manifest.dataset} {self.manifest.version}"
         if not isinstance(obj, dict):
             raise InputError(f"a {type(obj).__name__} is no checkpoint's state", where, "Pass what state_dict returned")
@@ -206,7 +290,10 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
                 where,
                 "Open the manifest that the run was started with",
             )
-        plan = self._plan_of(int(obj.get("optouts", self.manifest.optouts)), where)
+        position = obj.get("optouts", self.manifest.optouts)
+        if type(position) is not int:
+            raise InputError(f"the state's optouts={position!r} is no position", where, "Pass what state_dict returned")
+        plan = self._plan_of(position, where)
         if obj.get("selection") != (plan.selection if plan else self._selection):
             raise InputError(
                 "the checkpoint was made with other tiers, groups, `without` or `small_streams`, or another number of ranks "
@@ -214,9 +301,7 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
                 where,
                 "Pass what the run was started with",
             )
-        if plan:
-            self._become(plan)
-        super().load_state_dict(obj)
+        return plan
 
     def _plan_of(self, position: int, where: str) -> _Plan | None:
         """What to become for a checkpoint of this position; None: this dataset is it."""
@@ -273,6 +358,47 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             self._iterator.on_exit()  # it can no longer say so itself, and the end of the epoch waits for it
 
 
+def _agreed(asked: Sequence[_Asked]) -> int:
+    """The position of the opt-outs, if the ranks have been asked for one thing."""
+    if len(asked) > 1:
+        check_places([each.place for each in asked])
+    check_same("release", [each.release for each in asked])
+    of_node = asked[0].place.of_node if len(asked) > 1 else 1
+    for first in range(0, len(asked), of_node):  # StreamingDataset finds the memory of a node's ranks by it
+        if len(here := {each.local for each in asked[first : first + of_node]}) > 1:
+            raise InputError(
+                f"ranks of one node have several local: {', '.join(sorted(here))}",
+                "ReleaseDataset",
+                "Pass the same one",
+            )
+    position = asked[0].position
+    assert position is not None  # of rank 0
+    check_same("optouts", [position if each.position is None else each.position for each in asked])
+    return position
+
+
+def _to_fetch(plan: _Plan, source: _Source) -> bytes:
+    """Which shards of all streams this node will have to fetch, a bit each; b"" if none, or another rank of the node looks."""
+    for stream in plan.streams:
+        stream.open()
+    if not World.detect().is_local_leader:
+        return b""
+    needed = np.concatenate([stream.look_around() for stream in plan.streams])
+    if source.local is not None and source.streaming.get("cache_limit"):
+        needed[:] = True  # what is here may be evicted, and is fetched again
+    return np.packbits(needed).tobytes() if needed.any() else b""
+
+
+def _fault(plan: _Plan, source: _Source, manifest: Manifest, needed: Sequence[bytes]) -> SmaltiError | None:
+    """What is wrong with the shards that some node has to fetch."""
+    bits = np.bitwise_or.reduce([np.frombuffer(each, np.uint8) for each in needed])
+    readers = [reader.raw_data for stream in plan.streams for reader in stream.open()]
+    wanted = np.flatnonzero(np.unpackbits(bits, count=len(readers)))
+    return fault_of_shards(
+        parts_uri(source.uri, manifest), [(readers[number].basename, readers[number].bytes) for number in wanted]
+    )
+
+
 def _is_where_it_lies(uri: str, local: Path) -> bool:
     """Whether `local` is the lake, or the pulled copy, that the manifest stands in."""
     root = local_path(lake_of(uri).root)
@@ -322,14 +448,23 @@ def _stream(source: _Source, manifest: Manifest, stream: Chosen, share: float | 
     root = parts_uri(source.uri, manifest)
     parts = local_path(root) if source.local is None else source.local / "parts"
     assert parts is not None  # _check_arguments
-    return source.stream_class(
+    made = source.stream_class(
         entries=stream.entries,
         shards=stream.shards,
         source=root,
         parts=parts,
         in_place=source.local is None,
-        proportion=share,
+        **({} if share is None else {"proportion": share}),
     )
+    if not isinstance(made, SkipStreamMixin):
+        raise InputError(f"stream_class made a {type(made).__name__}", source.uri, "Use a class with SkipStreamMixin")
+    if share is not None and getattr(made, "proportion", None) != share:  # all groups would be drawn by their size
+        raise InputError(
+            f"{type(made).__name__} does not hand its proportion on to Stream",
+            source.uri,
+            "Have its __init__ pass the arguments that it does not know to super().__init__",
+        )
+    return made
 
 
 def _exchanged(
