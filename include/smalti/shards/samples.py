@@ -1,11 +1,14 @@
 """samples.parquet: one row a sample of a part, what dedup, opt-outs, trace and audits join on.
 
+A part with extra captions has one more column for each, `<column>_ok`: whether the sample has words of its own there.
+
 Sorted by (tier, ar, shard, index), and its bytes depend on nothing but its rows and the pyarrow that writes them.
 """
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -41,22 +44,34 @@ SCHEMA = pa.schema([
 _ROW_GROUP = 1 << 17
 
 
-def encode_samples(table: pa.Table) -> bytes:
-    """The file's bytes. `table` has the columns of SCHEMA and is sorted."""
+def extra_columns(columns: Iterable[str]) -> tuple[str, ...]:
+    """The extra captions among the MDS columns of a part or shard, by name."""
+    return tuple(sorted(name for name in columns if name.startswith("caption_")))
+
+
+def schema_with(extra: Iterable[str]) -> pa.Schema:
+    """SCHEMA, and whether a sample has words in each of these extra caption columns."""
+    return pa.schema([*SCHEMA, *(pa.field(f"{name}_ok", pa.bool_(), nullable=False) for name in sorted(extra))])
+
+
+def encode_samples(table: pa.Table, extra: Sequence[str] = ()) -> bytes:
+    """The file's bytes. `table` has the columns of `schema_with(extra)` and is sorted."""
     out = io.BytesIO()
+    schema = schema_with(extra)
     pq.write_table(
-        table.select(SCHEMA.names).cast(SCHEMA).combine_chunks(), out, compression="zstd", row_group_size=_ROW_GROUP
+        table.select(schema.names).cast(schema).combine_chunks(), out, compression="zstd", row_group_size=_ROW_GROUP
     )
     return out.getvalue()
 
 
-def decode_samples(data: bytes, where: str) -> pa.Table:
-    """The rows. `where` names the file in an error.
+def decode_samples(data: bytes, where: str, extra: Sequence[str] = ()) -> pa.Table:
+    """The rows, with the columns of `schema_with(extra)`. `where` names the file in an error.
 
     Raises:
         CorruptError: not a parquet file, or not with these columns.
     """
+    schema = schema_with(extra)
     try:
-        return pq.read_table(pa.BufferReader(data)).select(SCHEMA.names).cast(SCHEMA)
+        return pq.read_table(pa.BufferReader(data)).select(schema.names).cast(schema)
     except (pa.ArrowException, KeyError) as error:
         raise CorruptError(f"this is not a samples.parquet ({error})", where, "Restore it, or shard again") from error
