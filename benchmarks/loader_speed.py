@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import io
 import itertools
 import json
 import random
@@ -216,8 +218,7 @@ def captions(folder: Path, apart: Callable[[], Any]) -> None:
 
     weights = {"caption": 0.5, "caption_short": 0.3, "caption_source": 0.2}
     for size, rounds in ((8, 1000), (512, 200)):
-        encoded = coloured(size)
-        releases.picture = lambda _, data=encoded: data
+        releases.picture = functools.partial(_coloured, size)
         release = build(
             Lake.at(str(folder / f"lake{size}")),
             shards=layout(10, 4, 30),
@@ -246,10 +247,9 @@ def captions(folder: Path, apart: Callable[[], Any]) -> None:
         )
 
 
+@functools.cache
 def coloured(size: int) -> bytes:
-    """A JPEG of noise, which takes long to decode for its size."""
-    import io
-
+    """A JPEG of coloured patches, 4 px each."""
     import numpy as np
     from PIL import Image
 
@@ -257,6 +257,10 @@ def coloured(size: int) -> bytes:
     file = io.BytesIO()
     small.resize((size, size), Image.Resampling.BICUBIC).save(file, "JPEG", quality=92)
     return file.getvalue()
+
+
+def _coloured(size: int, _: str) -> bytes:
+    return coloured(size)
 
 
 def crossover(folder: Path, apart: Callable[[], Any], rounds: int) -> None:

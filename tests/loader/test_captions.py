@@ -208,7 +208,7 @@ def test_a_checkpoint_of_before_there_were_other_captions_goes_on_with_caption(l
     assert set(sample) == {"image", "caption", "id", "source", "width", "height"}
 
 
-class TrainersStream(SkipStreamMixin, Stream):  # type: ignore[misc]  # streaming is untyped
+class TrainersStream(SkipStreamMixin, Stream):
     pass
 
 

@@ -207,11 +207,11 @@ def test_parts_with_other_caption_columns_are_not_merged_and_what_is_written_ane
     assert set(parts()["caption_source",].replaces) == {names[4], names[5]}
     for written, count in ((parts()["caption_source",], 6), (rewritten(lake), 4)):  # the pages of text are dropped
         assert written.extra_captions == {"caption_source": count}
-        words = {}
+        words: dict[str, str] = {}
         for shard_bytes in (data for _, data in shards_of(lake, written)):
             columns, raw = mds.read_shard(shard_bytes)
             samples = [mds.decode_sample(columns, each) for each in raw]
-            words |= {sample["id"]: sample["caption_source"] for sample in samples}
+            words |= {str(sample["id"]): str(sample["caption_source"]) for sample in samples}
         data = objects.read_bytes(lake.samples("demo", written.name))
         flags = decode_samples(data, "here", ("caption_source",)).to_pylist()
         assert {row["id"]: row["caption_source_ok"] for row in flags} == {

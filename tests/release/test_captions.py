@@ -10,7 +10,7 @@ from smalti import objects
 from smalti.errors import InputError
 from smalti.lake import Lake
 from smalti.release import verify as verify_module
-from smalti.release.checks import ShardCheck
+from smalti.release.checks import ShardCheck, check_shard
 from smalti.release.manifest import Manifest, read_manifest
 from smalti.release.materialize import materialize
 from smalti.release.verify import verify_manifest
@@ -113,7 +113,7 @@ def test_verify_holds_the_words_against_samples_parquet(lake: Lake, monkeypatch:
     uri = lake.manifest("set", "v1")
     assert verify_manifest(uri).faults == ()
     seen: list[ShardCheck] = []
-    check = verify_module.check_shard
+    check = check_shard
 
     def turned(each: ShardCheck) -> list[str]:
         seen.append(each)
