@@ -439,3 +439,25 @@ def test_a_checkpoint_that_one_rank_refuses_ends_every_rank(ranks: Ranks, lake: 
     path_of(Lake.at(str(tmp_path / "1")).optout_snapshot(1)).unlink()
     outcomes = ranks.run(world, tmp_path, resumed, uris, [state])
     refused(outcomes, r"^rank 1 .*the opt-outs of position 1 are not here", MissingObject)
+
+
+def captions_of(uri: str, workers: int) -> list[dict[str, str]]:
+    """id -> caption, of this rank in two epochs."""
+    dataset = ReleaseDataset(uri, batch_size=2, shuffle=True)
+    loaded: Any = DataLoader(dataset, batch_size=2, num_workers=workers, collate_fn=list)
+    return [{sample["id"]: sample["caption"] for batch in loaded for sample in batch} for _ in range(2)]
+
+
+def test_every_world_sees_the_same_captions(ranks: Ranks, lake: Lake, tmp_path: Path) -> None:
+    weights = {"caption": 1.0, "caption_source": 1.0}
+    release = build(lake, captions=weights, words=lambda name: {"caption_source": f"alt of {name}"})
+    seen: list[list[dict[str, str]]] = []
+    for world, workers in ((World(), 0), (World(1, 3), 0), (World(2, 1), 2)):
+        epochs: list[dict[str, str]] = [{}, {}]
+        for of_rank in ranks.run(world, tmp_path, captions_of, release.uri, workers):
+            for epoch, found in zip(epochs, of_rank, strict=True):
+                epoch.update(found)
+        seen.append(epochs)
+    assert seen[0][0].keys() == set(release.all_kept)
+    assert seen[0][0] != seen[0][1]
+    assert seen[0] == seen[1] == seen[2]

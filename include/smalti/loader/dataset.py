@@ -32,6 +32,7 @@ from streaming.base.distributed import get_rank
 from streaming.base.world import World
 
 from smalti.errors import InputError, SmaltiError
+from smalti.loader.captions import Captions, choice_of
 from smalti.loader.position import Position, look_for
 from smalti.loader.presence import fault_of_shards
 from smalti.loader.skips import Optouts, lift, served_shards
@@ -110,7 +111,8 @@ class _Plan:
 class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is untyped
     """The kept samples of a release.
 
-    A sample is a dict: `image` (PIL), `caption` and `id` (str), sizes (int), as the release's columns are.
+    A sample is a dict: `image` (PIL), `caption` and `id` (str), sizes (int), as the release's columns are. Where a release weighs
+    several caption columns, `caption` is one of them, see CaptionChoice.apply.
 
     Args:
         manifest: path or URI of manifest.json: gs://, a lake on disk, or a directory that `smalti pull` made.
@@ -122,6 +124,7 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         small_streams: what becomes of a stream that cannot fill a batch of `batching_method`: `leave_out`, `merge` (with
             the largest stream of the same tier and ratio of another group; left out if there is none) or `refuse`.
             The first two are logged as warnings.
+        captions: the one column that captions are taken from, or column -> weight; empty: as the release weighs them.
         stream_class: a subclass of SkipStream, or of SkipStreamMixin and a Stream of yours.
         batch_size: samples a rank takes at once; the DataLoader's too.
         **streaming: StreamingDataset's arguments (shuffle, batching_method, num_canonical_nodes, cache_limit, ...).
@@ -135,6 +138,7 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
 
     optouts: int
     spanner: Any
+    _epoch = 0
 
     def __init__(
         self,
@@ -147,6 +151,7 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         optouts: Position = "newest",
         max_optout_age: timedelta | None = timedelta(days=7),
         small_streams: SmallStreams = "leave_out",
+        captions: Captions = None,
         stream_class: Callable[..., SkipStreamMixin] = SkipStream,
         batch_size: int,
         **streaming: Any,
@@ -162,6 +167,7 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             check_stream_class(stream_class, uri)
             _check_choice(uri, {"tiers": tiers, "groups": groups, "without": without}, optouts)
             self.manifest = read_manifest(uri)
+            self._captions = choice_of(captions, self.manifest.captions, uri)
             lifted = lift(self.manifest, without)
             self._source = _Source(
                 uri,
@@ -214,6 +220,7 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         return {
             **{name: repr(value) for name, value in asked.items()},
             "choice of streams": plan.selection,
+            "captions": repr(self._captions.shares),
             "set of samples": sha256(canonical_json([kept, exchanged]))[:16],
         }
 
@@ -229,6 +236,9 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         streams, shares, report = that_fill_a_batch(
             self.manifest, _choose(source, applied), source.small, source.batch_size, source.streaming
         )
+        self._captions.check_columns(streams, source.uri)
+        if not self._captions.is_plain:
+            report.append((logging.INFO, self._captions.line()))
         gone, instead = _exchanged(self.manifest, streams, since)
         if len(gone):
             report.append((
@@ -260,9 +270,10 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         return read_snapshot(lake_of(self._source.uri), position).shards
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        """StreamingDataset's, with the release's digest, the choice of streams and the position of the opt-outs."""
+        """StreamingDataset's, with the release's digest, the choice of streams and captions, and the position of the opt-outs."""
         state: dict[str, Any] = super().state_dict(num_samples, from_beginning)
-        return state | {"release": self.manifest.digest, "selection": self._selection, "optouts": self.optouts}
+        ours = {"release": self.manifest.digest, "selection": self._selection, "optouts": self.optouts}
+        return state | ours | {"captions": self._captions.shares}
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         """Resume, on every rank and before the first batch.
@@ -270,7 +281,7 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         The order is the checkpoint's. What was opted out since then is exchanged for other samples of its stream.
 
         Raises:
-            InputError: the state is of another release, of other streams of this one, or of opt-outs that are not known here;
+            InputError: the state is of another release, of other streams or captions of this one, or of opt-outs that are not known here;
                 or nothing is left of a stream that it needs.
         """
         with connected():
@@ -290,6 +301,7 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
                 where,
                 "Open the manifest that the run was started with",
             )
+        self._captions.check_state(obj, where)
         position = obj.get("optouts", self.manifest.optouts)
         if type(position) is not int:
             raise InputError(f"the state's optouts={position!r} is no position", where, "Pass what state_dict returned")
@@ -320,6 +332,15 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
                 "Load the checkpoint before the first batch",
             )
         return self._plan(position)
+
+    def get_item(self, sample_id: int, retry: int = 7) -> Any:
+        """A sample by its number, with the caption of the epoch that is being read (before the first: of epoch 0)."""
+        sample = super().get_item(sample_id, retry)
+        return sample if self._captions.is_plain else self._captions.apply(sample, self.shuffle_seed, self._epoch)
+
+    def _resume_incr_epoch(self) -> tuple[int, int]:
+        self._epoch, sample_in_epoch = super()._resume_incr_epoch()
+        return self._epoch, sample_in_epoch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """An epoch, or what is left of one. What a background thread ran into is raised here, and never ends it early."""

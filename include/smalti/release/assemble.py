@@ -30,6 +30,7 @@ from smalti.curation.record import Curation, create_named, read_curation
 from smalti.errors import ConflictError, CorruptError, InputError, MissingObject
 from smalti.lake import BESIDE_VERSIONS, PARTS_FROM_RELEASE, Lake
 from smalti.maintenance.marks import refuse_doomed
+from smalti.release.captions import empty_columns, refuse_missing_columns
 from smalti.release.collect import (
     Stream,
     Tally,
@@ -93,7 +94,8 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
     """Write a version, or return the one that has this content already.
 
     Raises:
-        InputError: no curation is named, it is another dataset's, nothing is left, or the version holds other content.
+        InputError: no curation is named, it is another dataset's, nothing is left, a part lacks a column that `captions` weighs, or the
+            version holds other content.
         CorruptError: a part is not what was curated, or the accounting does not balance.
     """
     started = time.monotonic()
@@ -120,6 +122,7 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
     parts = read_parts(lake, curation)
     streams = streams_of(lake, curation, parts, groups)
     counted = tally(lake, curation, parts, groups)
+    refuse_missing_columns(dataset.name, dataset.captions, parts, counted)
     manifest = _manifest(lake, dataset, curation, parts, streams, counted).with_digest()
     manifest.check_balance()
     if manifest.accounting.kept == 0:
@@ -289,7 +292,7 @@ def _manifest(
         ),
         licences=dict(sorted(counted.licences.items())),
         optouts=curation.optouts,
-        warnings=curation.warnings,
+        warnings=(*curation.warnings, *empty_columns(dataset.captions, counted)),
         provenance=Provenance(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             smalti=smalti.__version__,

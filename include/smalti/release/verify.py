@@ -42,7 +42,7 @@ from smalti.release.optouts import lake_of, read_snapshot
 from smalti.release.skips import Model, SkipFile, canonical_json, nonzero, parse
 from smalti.settings import ReleaseRun
 from smalti.shards.part import Part, read_part, read_samples_bytes
-from smalti.shards.samples import decode_samples
+from smalti.shards.samples import decode_samples, extra_columns
 
 log = logging.getLogger("smalti")
 
@@ -242,10 +242,13 @@ class _Work:
             index = lake.bucket_index(source, name, bucket.tier, bucket.ar)
             if hashlib.sha256(objects.read_bytes(index)).hexdigest() != bucket.index_sha256:
                 self.faults.append(f"{index}: the file is not the one that part.json records")
-        table = decode_samples(read_samples_bytes(lake, part), lake.samples(source, name))
+        extra = extra_columns(part.columns)
+        table = decode_samples(read_samples_bytes(lake, part), lake.samples(source, name), extra)
         if table.num_rows != samples:
             self.faults.append(f"part {source}/{name}: samples.parquet has {table.num_rows} rows, not {samples}")
-        columns = [table[column].to_pylist() for column in Expected._fields]
+        columns = [table[column].to_pylist() for column in Expected._fields if column != "extra_ok"]
+        flags = zip(*(table[f"{column}_ok"].to_pylist() for column in extra), strict=True)
+        columns.append(list(flags) if extra else [()] * table.num_rows)
         for shard, start, count in shard_starts(table):
             self.rows[shard] = tuple(map(Expected, *(column[start : start + count] for column in columns)))
         self.parts[f"{source}/{name}"] = part
@@ -265,11 +268,8 @@ class _Work:
                 self.faults.append(f"{name}: its part is not in the manifest")
                 continue
             quality = part.encoding.quality if part.encoding.format == "jpeg" else None
-            checks.append(
-                ShardCheck(
-                    objects.join_uri(root, name), name, entry, source, stream.width, stream.height, quality, rows
-                )
-            )
+            uri, extra = objects.join_uri(root, name), extra_columns(part.columns)
+            checks.append(ShardCheck(uri, name, entry, source, stream.width, stream.height, quality, rows, extra))
             out = skips.shards[name].left_out() if name in skips.shards else set()
             self.faults += self._sets.shard_faults(name, stream.tier, rows or (), skips.shards.get(name))
             self.kept.setdefault(stream.group, []).extend(
