@@ -236,7 +236,7 @@ def _refuse_what_goes(lake: Lake, curation: Curation, parts: Sequence[Part], str
         raise MissingObject("the curation was collected as garbage", record, "Curate again")
 
 
-def versions_of(lake: Lake, dataset: str) -> list[str]:
+def claimed_versions(lake: Lake, dataset: str) -> list[str]:
     """Every name that is or may become a version, the oldest number first."""
     names = [name for name in objects.list_names(lake.versions(dataset)) if name not in BESIDE_VERSIONS]
     return sorted(names, key=lambda name: (_number(name), name))
@@ -244,7 +244,7 @@ def versions_of(lake: Lake, dataset: str) -> list[str]:
 
 def _claims(lake: Lake, dataset: str) -> list[Claim]:
     claims = []
-    for version in versions_of(lake, dataset):
+    for version in claimed_versions(lake, dataset):
         found = objects.read_versioned(lake.claim(dataset, version))
         if found is not None:
             try:
