@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,9 @@ from smalti.lake import Lake
 from smalti.loader.skips import served_shards
 from smalti.objects import create_bytes, file_uri, local_path
 from smalti.release.manifest import read_manifest
-from smalti.release.optouts import OptoutCheck, OptoutSnapshot, read_check
+from smalti.release.optouts import OptoutCheck, OptoutSnapshot, check_of, read_check
 from smalti.release.pull import PullReport, pull
+from smalti.release.verify import verify_manifest
 from smalti.shards import mds
 from tests.conftest import snapshot
 from tests.loader.releases import SHARDS, Release, build, opt_out, skip_share
@@ -366,7 +368,7 @@ def test_a_directory_can_be_pulled_from(lake: Lake, disk: Path, tmp_path: Path) 
 # Opt-outs
 
 
-def check_of(folder: Path) -> OptoutCheck:
+def checked(folder: Path) -> OptoutCheck:
     check = read_check(Lake.at(str(folder)))
     assert check is not None
     return check
@@ -381,8 +383,8 @@ def test_a_copy_brings_the_newest_opt_outs_and_when_they_were_that(any_lake: Lak
     report = pull(release.uri, disk)
 
     assert [name for name in pulled(disk) if "optouts" in name] == ["/optouts/snapshots/00000004.json.gz"]
-    assert report.optouts == check_of(disk).position == 4
-    assert before <= check_of(disk).checked <= datetime.now(UTC)
+    assert report.optouts == checked(disk).position == 4
+    assert before <= checked(disk).checked <= datetime.now(UTC)
     assert report.fetched == len(served(release))  # a checkpoint from before may need them all
 
 
@@ -391,7 +393,7 @@ def test_refreshing_brings_the_opt_outs_and_nothing_else(
 ) -> None:
     release = build(lake, skips=SKIPS)
     pull(release.uri, disk)
-    first, before = check_of(disk), pulled(disk)
+    first, before = checked(disk), pulled(disk)
     opt_out(lake, 1, release.all_kept[:1])
     opt_out(lake, 2, release.all_kept[:2])
     monkeypatch.setattr("smalti.release.pull.fetch", lambda *_: pytest.fail("a shard was fetched"))
@@ -402,8 +404,8 @@ def test_refreshing_brings_the_opt_outs_and_nothing_else(
     assert pulled(disk).items() - before.items() == {
         (name, digest) for name, digest in snapshot(lake.root).items() if name.endswith("00000002.json.gz")
     }
-    assert (report.optouts, check_of(disk).position, report.fetched) == (2, 2, 0)
-    assert check_of(disk).checked > first.checked
+    assert (report.optouts, checked(disk).position, report.fetched) == (2, 2, 0)
+    assert checked(disk).checked > first.checked
     again = pull(release.uri, disk, refresh_optouts=True, positions=[1])  # which a checkpoint names
     assert again.fetched_bytes > 0
     assert "/optouts/snapshots/00000001.json.gz" in pulled(disk)
@@ -414,22 +416,41 @@ def test_a_copy_of_a_copy_is_as_old_as_that_one(lake: Lake, disk: Path, tmp_path
     opt_out(lake, 2, release.all_kept[:2])
     first = pull(release.uri, disk)
     pull(first.manifest, tmp_path / "second")
-    assert check_of(tmp_path / "second") == check_of(disk)
+    assert checked(tmp_path / "second") == checked(disk)
     opt_out(lake, 3, release.all_kept[:3])
     pull(release.uri, tmp_path / "second", refresh_optouts=True)
     with pytest.raises(InputError, match="up to position 2 there, and up to 3 here"):
         pull(first.manifest, tmp_path / "second", refresh_optouts=True)
-    assert check_of(tmp_path / "second").position == 3
+    assert checked(tmp_path / "second").position == 3
+
+
+def test_a_copy_that_lost_its_notes_is_not_taken_for_a_lake(lake: Lake, disk: Path, tmp_path: Path) -> None:
+    release = build(lake, skips=SKIPS)
+    manifest = pull(release.uri, disk).manifest
+    shutil.rmtree(disk / ".smalti")
+
+    for read in (
+        lambda: pull(manifest, tmp_path / "second"),
+        lambda: pull(manifest, tmp_path / "second", refresh_optouts=True),
+        lambda: pull(manifest, tmp_path / "tree", materialize=True),
+        lambda: check_of(file_uri(manifest)),
+    ):
+        with pytest.raises(InputError, match=r"neither a claim\.json.*nor \.smalti.*smalti pull MANIFEST DIR"):
+            read()
+    with pytest.raises(InputError, match="this is a pulled copy"):
+        verify_manifest(manifest)
+    assert pull(release.uri, disk).fetched == 0
+    assert pull(manifest, tmp_path / "second").shards == len(served(release))
 
 
 def test_a_damaged_snapshot_is_named_and_no_check_is_noted(lake: Lake, disk: Path) -> None:
     release = build(lake, skips=SKIPS)
     pull(release.uri, disk)
-    before = check_of(disk)
+    before = checked(disk)
     create_bytes(lake.optout_snapshot(2), OptoutSnapshot(position=3, shards={}).encode())
     with pytest.raises(CorruptError, match=r"00000002\.json\.gz: it says that it is the snapshot of position 3"):
         pull(release.uri, disk, refresh_optouts=True)
-    assert check_of(disk) == before
+    assert checked(disk) == before
 
 
 def test_a_tree_leaves_out_what_is_opted_out_by_now(lake: Lake, disk: Path, tmp_path: Path) -> None:

@@ -49,10 +49,10 @@ from smalti.release.optouts import (
     NOTES,
     OptoutCheck,
     check_not_behind,
+    check_of,
     decode_snapshot,
     lake_of,
     newest_position,
-    read_check,
     write_check,
 )
 from smalti.release.skips import SkipFile
@@ -112,7 +112,7 @@ def pull(
         materialize: write DIR/<tier>/<ar>/{index.json,shards} for an unmodified StreamingDataset instead.
         threads: shards fetched at once.
         recheck: read what is here, with `materialize` too, even if its size and time are those of the last check.
-        refresh_optouts: bring the opt-outs only: three requests and a small object, or less.
+        refresh_optouts: bring the opt-outs only: four requests and a small object, or less.
         positions: older positions of opt-outs to bring too, for checkpoints that were made with them elsewhere.
     Raises:
         InputError: a tier that the release has not, another pull in the directory, or too little room.
@@ -125,7 +125,7 @@ def pull(
     _refuse_lake(uri, folder)
     with _locked(folder):
         if materialize:
-            _refuse_stale(lake_of(uri))
+            _refuse_stale(uri)
             written = trees.materialize(
                 uri,
                 file_uri(folder),
@@ -157,13 +157,13 @@ def _refuse_lake(uri: str, folder: Path) -> None:
         raise InputError("there is a lake in this directory", str(folder), "Name another directory")
 
 
-def _refuse_stale(lake: Lake) -> None:
+def _refuse_stale(uri: str) -> None:
     """A tree that is made of an old copy would hold what was opted out since."""
-    check = read_check(lake)
-    if check is not None and datetime.now(UTC) - check.checked > MAX_AGE:
+    check = check_of(uri)
+    if check is not None and check.is_older(MAX_AGE):
         raise InputError(
             f"the opt-outs of this copy were last checked on {check.checked:%Y-%m-%d}",
-            lake.root,
+            lake_of(uri).root,
             "Run `smalti pull MANIFEST DIR --refresh-optouts` from the lake first",
         )
 
@@ -190,7 +190,7 @@ class _Mirror:
         A copy that is pulled from is as old as its own check.
         """
         lake, here = lake_of(self.uri), Lake.at(str(self.folder))
-        check = read_check(lake) or OptoutCheck(position=newest_position(lake), checked=datetime.now(UTC))
+        check = check_of(self.uri) or OptoutCheck(position=newest_position(lake), checked=datetime.now(UTC))
         known = newest_position(here)
         if check.position < known:
             raise InputError(
