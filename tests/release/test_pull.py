@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from smalti.errors import ConflictError, CorruptError, InputError, MissingObject
+from smalti.errors import ConflictError, CorruptError, InputError, LakeError, MissingObject, SmaltiError
 from smalti.lake import Lake
 from smalti.loader.skips import served_shards
 from smalti.objects import create_bytes, file_uri, local_path
@@ -172,6 +172,102 @@ def test_a_killed_pull_goes_on_where_it_was(lake: Lake, disk: Path) -> None:
 
     assert report.fetched == report.shards - 3
     assert sorted(n.removeprefix("/parts/") for n in pulled(disk) if n.startswith("/parts/")) == served(release)
+
+
+@pytest.mark.parametrize("materialize", [False, True])
+def test_notes_that_cannot_be_read_say_nothing(
+    lake: Lake, disk: Path, materialize: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk, materialize=materialize)
+    whole, notes = pulled(disk), disk / ".smalti/verified.jsonl"
+    garbage = [b"\xff\xfe\x00", b"null", b'{"a": 1}', b'[["x"], 2, 3]', b"[" * 100_000, b'["a", "b"]', b"", b"\0\0\0"]
+    notes.write_bytes(b"\n".join([*garbage, *notes.read_bytes().splitlines()[1:], *garbage]))
+    shard = next(path for path in disk.rglob("*.mds"))
+    flip(shard)
+
+    again = pull(release.uri, disk, materialize=materialize)
+
+    assert (again.fetched, pulled(disk)) == (1, whole)
+    assert f"{shard} is not what the release has there" in caplog.text
+
+
+IN_A_COPY = ["*.mds", "index.json.gz", "manifest.json", "verified.jsonl", "lock", "optouts.json"]
+IN_A_TREE = ["*.mds", "index.json", "tree.json", "release.json", "verified.jsonl", "lock"]
+
+
+@pytest.mark.parametrize(
+    ("materialize", "name"), [*((False, each) for each in IN_A_COPY), *((True, each) for each in IN_A_TREE)]
+)
+def test_a_directory_in_the_place_of_a_file_is_one_clear_line(
+    lake: Lake, disk: Path, materialize: bool, name: str
+) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk, materialize=materialize)
+    path = min(disk.rglob(name))
+    path.unlink()
+    path.mkdir()
+
+    with pytest.raises(SmaltiError) as raised:
+        pull(release.uri, disk, materialize=materialize)
+    assert path.name in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("materialize", [False, True])
+def test_what_may_not_be_read_is_fetched_anew_or_one_clear_line(
+    lake: Lake, disk: Path, materialize: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk, materialize=materialize)
+    path = next(iter(sorted(disk.rglob("*.mds"))))
+    whole, opened = pulled(disk), Path.open
+    before = path.stat().st_ino
+
+    def refused(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        """Tests may run as root, whom no mode stops."""
+        if self == path and "r" in mode and self.stat().st_ino == before:
+            raise PermissionError(13, "Permission denied", str(self))
+        return opened(self, mode, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refused)
+    if materialize:
+        with pytest.raises(LakeError, match=rf"{path.name}: Permission denied"):
+            pull(release.uri, disk, materialize=True, recheck=True)
+    else:
+        assert pull(release.uri, disk, recheck=True).fetched == 1
+    monkeypatch.undo()
+    assert pulled(disk) == whole
+
+
+@pytest.mark.parametrize(
+    "claim", [b"\xff\x00", b"", b"[]", b"[" * 100_000, b'{"optouts": Infinity}', b'{"optouts": "\xff"}']
+)
+def test_a_damaged_claim_of_a_tree_is_one_clear_line(lake: Lake, disk: Path, claim: bytes) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk, materialize=True)
+    whole = pulled(disk)
+    (disk / "release.json").write_bytes(claim)
+    with pytest.raises(CorruptError, match=r"release\.json: this does not say what the place holds\. Remove it if"):
+        pull(release.uri, disk, materialize=True)
+    (disk / "release.json").unlink()
+    assert pull(release.uri, disk, materialize=True).fetched == 0
+    assert pulled(disk) == whole
+
+
+@pytest.mark.parametrize("checked", ["2026-01-01T00:00:00", "2026-01-01", "now", "\udcff"])
+def test_a_check_without_its_time_zone_is_damaged(lake: Lake, disk: Path, tmp_path: Path, checked: str) -> None:
+    release = build(lake)
+    manifest = pull(release.uri, disk).manifest
+    note = disk / ".smalti/optouts.json"
+    note.write_bytes(
+        json.dumps({"position": 0, "checked": checked}, ensure_ascii=False).encode(errors="surrogateescape")
+    )
+    for materialize in (False, True):
+        with pytest.raises(CorruptError, match=r"optouts\.json: .*pull it again"):
+            pull(manifest, tmp_path / "second", materialize=materialize)
+    pull(release.uri, disk, refresh_optouts=True)
+    assert pull(manifest, tmp_path / "second").fetched > 0
 
 
 @pytest.mark.parametrize("what", ["shard", "index", "skips", "manifest"])
@@ -409,6 +505,17 @@ def test_refreshing_brings_the_opt_outs_and_nothing_else(
     again = pull(release.uri, disk, refresh_optouts=True, positions=[1])  # which a checkpoint names
     assert again.fetched_bytes > 0
     assert "/optouts/snapshots/00000001.json.gz" in pulled(disk)
+
+
+def test_nothing_is_refreshed_where_nothing_was_pulled(lake: Lake, disk: Path, tmp_path: Path) -> None:
+    release = build(lake)
+    pull(release.uri, disk, materialize=True)
+    (tmp_path / "empty").mkdir()
+    for folder in (disk, tmp_path / "empty", tmp_path / "mistyped"):
+        with pytest.raises(InputError, match=r"no release was pulled into this directory\. Check its name"):
+            pull(release.uri, folder, refresh_optouts=True)
+    assert not list((tmp_path / "empty").iterdir())
+    assert not (tmp_path / "mistyped").exists()
 
 
 def test_a_copy_of_a_copy_is_as_old_as_that_one(lake: Lake, disk: Path, tmp_path: Path) -> None:
