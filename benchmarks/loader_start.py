@@ -81,6 +81,7 @@ def fabricate(folder: Path, shards: int) -> str:
         accounting=Accounting(**kept),
         provenance=Provenance(created="2026-01-01T00:00:00Z", smalti="benchmark"),
     ).with_digest()
+    create_bytes(lake.claim("large", "v1"), b"{}")
     create_bytes(lake.manifest("large", "v1"), manifest.encode())
     return lake.manifest("large", "v1")
 

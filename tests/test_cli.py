@@ -373,8 +373,11 @@ def test_maintenance_says_what_it_would_do_and_does_it_when_told(run: Run, cats:
     code, out, _ = run("merge", "--apply", "--json")
     assert (code, json.loads(out)["dropped"]) == (0, {"superseded": 2})
     [part] = committed_parts(lake, "cats")
-    code, out, _ = run("rewrite", f"cats/{part.name}", "--dry-run")
+    code, out, _ = run("rewrite", f"cats/{part.name}")
     assert (code, "no live release uses it" in out) == (0, True)
+    for flags in ((), ("--apply",)):  # as merge and gc: first it is only said
+        code, out, _ = run("rewrite", f"cats/{part.name}", *flags, "--json")
+        assert (code, json.loads(out)["dry_run"]) == (0, not flags)
     code, _, err = run("rewrite", "cats/00009-0123456789ab")
     assert (code, err) == (
         2,

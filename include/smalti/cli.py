@@ -229,12 +229,12 @@ def rewrite(
     part: Annotated[str, typer.Argument(help="<source>/<part>")],
     limit: Annotated[float, typer.Option(min=0, max=1, help="share of its samples that all releases leave out")] = 0.10,
     keep_versions: KeepVersions = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be done")] = False,
+    apply: Apply = False,
     lake: LakeUri = "",
     as_json: Json = False,
 ) -> None:
-    """Write PART anew without what every live release leaves out, if that is more than the limit."""
-    settings = {"parts": (part,), "skip_limit": limit, "keep_versions": keep_versions, "apply": not dry_run}
+    """Say what every live release leaves out of PART, or with --apply write it anew without, if that is more than the limit."""
+    settings = {"parts": (part,), "skip_limit": limit, "keep_versions": keep_versions, "apply": apply}
     _show([_maintain("rewrite", _lake(lake), settings)], as_json)
 
 

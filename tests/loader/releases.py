@@ -25,7 +25,7 @@ from smalti.release.manifest import (
     rebase,
 )
 from smalti.release.optouts import OptoutSnapshot
-from smalti.release.skips import SkipFile, compress, sha256
+from smalti.release.skips import SkipFile, canonical_json, compress, sha256
 from smalti.shards import mds
 
 Bucket = tuple[int, str]
@@ -177,6 +177,7 @@ def build(
     ).with_digest()
     assert manifest.imbalances() == []
     uri = lake.manifest(dataset, version)
+    create_bytes(lake.claim(dataset, version), canonical_json({"digest": manifest.digest, "parent": None}))
     create_bytes(uri, manifest.encode())
     return Release(uri, manifest, dict(kept_ids), left_out, images)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Literal
 
 from streaming.base.distributed import get_rank, get_world_size
@@ -13,7 +13,7 @@ from smalti.errors import InputError, SmaltiError
 from smalti.lake import Lake
 from smalti.loader.together import can_talk
 from smalti.release.manifest import Manifest
-from smalti.release.optouts import check_not_behind, lake_of, newest_position, read_check
+from smalti.release.optouts import check_not_behind, check_of, lake_of, newest_position
 
 log = logging.getLogger("smalti")
 
@@ -26,14 +26,14 @@ def look_for(manifest_uri: str, manifest: Manifest, wanted: Position, max_age: t
     A snapshot may appear while ranks start: they must not each look for it.
 
     Raises:
-        InputError: the position is none, is behind the release's own, a pulled copy was checked too long ago, or there are
-            other ranks, which cannot be asked.
+        InputError: the position is none, is behind the release's own, a pulled copy was checked too long ago or lost its
+            notes, or there are other ranks, which cannot be asked.
         MissingObject, LakeError: the snapshots cannot be listed.
     """
     lake = lake_of(manifest_uri)
     if wanted != "newest" and (type(wanted) is not int or wanted < 0):
         raise InputError(f"optouts={wanted!r} is no position", manifest_uri, "Pass a number from 0 on, or 'newest'")
-    _refuse_old(lake, max_age)
+    _refuse_old(manifest_uri, max_age)
     if wanted == "newest":
         if get_world_size() > 1 and not can_talk():
             raise InputError(
@@ -61,19 +61,12 @@ def _warn_of_newer(lake: Lake, position: int) -> None:
                 )
 
 
-_CLOCKS = timedelta(hours=1)
-"""By how much a check may lie in the future: machines' clocks differ, and one that is far off would let a copy never get old."""
-
-
-def _refuse_old(lake: Lake, max_age: timedelta | None) -> None:
-    check = read_check(lake)
-    if check is None or max_age is None:
-        return
-    age = datetime.now(UTC) - check.checked
-    if age > max_age or age < -_CLOCKS:
+def _refuse_old(manifest_uri: str, max_age: timedelta | None) -> None:
+    check = check_of(manifest_uri)
+    if check is not None and max_age is not None and check.is_older(max_age):
         when = f"at {check.checked:%Y-%m-%d %H:%M} UTC" if check.checked.year > 1970 else "never"
         raise InputError(
             f"the opt-outs of this copy were last compared with the lake's {when}; an age of {max_age} is allowed",
-            lake.root,
+            lake_of(manifest_uri).root,
             "Run `smalti pull MANIFEST DIR --refresh-optouts`, or pass another max_optout_age",
         )

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from smalti.errors import ConflictError
+
 log = logging.getLogger("smalti")
 
 
@@ -27,7 +29,7 @@ class Notes:
         self._path = path
         self._lock = threading.Lock()
         self._known: dict[str, tuple[str, int]] = {}
-        data = b"" if recheck or not path.exists() else path.read_bytes()
+        data = b"" if recheck or not path.is_file() else path.read_bytes()
         for line in data.splitlines():
             with contextlib.suppress(ValueError, TypeError, RecursionError):  # half a line of a pull that was killed
                 name, digest, mtime = json.loads(line)
@@ -40,8 +42,14 @@ class Notes:
             name: under which it is noted.
             size, digest: of what it must be.
             found: its digest, read from its bytes; asked only if nothing is noted.
+        Raises:
+            ConflictError: a directory is in its place.
         """
         try:
+            if path.is_dir():
+                raise ConflictError(
+                    "there is a directory in the place of a shard", str(path), "Remove it, or use another directory"
+                )
             stat = path.stat()
             if stat.st_size == size and (
                 self._known.get(name) == (digest, stat.st_mtime_ns) or self._read(name, path, digest, found)

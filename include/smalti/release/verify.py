@@ -35,10 +35,11 @@ from smalti.release.manifest import (
     beside,
     parse_manifest,
     parts_uri,
+    read_manifest,
     read_skip_file,
     read_stream_index,
 )
-from smalti.release.optouts import lake_of, read_snapshot
+from smalti.release.optouts import NOTES, is_in_lake, lake_of, read_snapshot
 from smalti.release.skips import Model, SkipFile, canonical_json, nonzero, parse
 from smalti.settings import ReleaseRun
 from smalti.shards.part import Part, read_part, read_samples_bytes
@@ -142,10 +143,7 @@ def verify_manifest(uri: str) -> VerifyReport:
         data = objects.read_bytes(uri)
     except MissingObject as error:
         raise InputError("there is no manifest", uri, "Check its name; `smalti lake ls` shows the releases") from error
-    if objects.exists(beside(uri, "../../../.smalti/verified.jsonl")):
-        raise InputError(
-            "this is a pulled copy", uri, "Pull again with --recheck to hash it; verify the release in its lake"
-        )
+    _refuse_copy(uri)
     try:
         manifest = parse_manifest(data, uri)
     except CorruptError as error:
@@ -172,6 +170,25 @@ def verify_manifest(uri: str) -> VerifyReport:
         bytes=work.bytes,
         faults=tuple(work.faults),
     )
+
+
+def _refuse_copy(uri: str) -> None:
+    """A copy has what is needed to train, and that pull has checked. In a lake a claim that is gone is a fault among others."""
+    root = lake_of(uri).root
+    noted = objects.exists(objects.join_uri(root, NOTES, "verified.jsonl"))
+    if noted or not (is_in_lake(uri) or _has_parts(uri)):
+        raise InputError(
+            "this is a pulled copy", uri, "Pull again with --recheck to hash it; verify the release in its lake"
+        )
+
+
+def _has_parts(uri: str) -> bool:
+    """Whether parts lie where a lake has them, with their part.json; a damaged manifest names none."""
+    lake = lake_of(uri)
+    with contextlib.suppress(CorruptError):
+        parts = [(source.name, part.name) for source in read_manifest(uri).sources for part in source.parts]
+        return any(objects.exists(lake.part_commit(*part)) for part in parts)
+    return True
 
 
 @dataclass
