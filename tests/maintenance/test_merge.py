@@ -225,3 +225,23 @@ def rewritten(lake: Lake) -> Part:
     release(lake)
     rewrite(lake, APPLY)
     return next(part for part in committed_parts(lake, "demo") if "caption_source" in part.columns)
+
+
+def test_what_was_delivered_later_under_an_id_that_is_opted_out_speaks_for_its_copies_too(lake: Lake) -> None:
+    """No snapshot names its place. Superseded and merged away, it would let its copies be served again."""
+    (place,) = trace(lake, "demo/1-0.jpg").places
+    snapshot = OptoutSnapshot(position=1, shards={place.shard: (place.index,)}, ids=("demo/1-0.jpg",))
+    objects.create_bytes(lake.optout_snapshot(1), snapshot.encode())
+    deliver(lake, "b4", [Row("1-0.jpg", stored(picture(900))), Row("4-0.jpg", stored(picture(902)))])
+    deliver(lake, "b5", [Row("1-0.jpg", stored(picture(901))), Row("copy.jpg", stored(picture(900)))])
+    before = summary(lake.manifest("set", release(lake).version)).kept_ids
+    assert {"demo/1-0.jpg", "demo/copy.jpg"}.isdisjoint(before)
+    _, second, third, *later = committed_parts(lake, "demo")
+    report = merged(lake)
+    assert list(report.merged.values()) == [(f"demo/{second.name}", f"demo/{third.name}")]
+    assert (
+        rewrite(lake, APPLY.model_copy(update={"skip_limit": 0.0}))
+        .rewritten.keys()
+        .isdisjoint(f"demo/{part.name}" for part in later)
+    )
+    assert sorted(summary(lake.manifest("set", release(lake).version)).kept_ids) == sorted(before)
