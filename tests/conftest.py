@@ -1,4 +1,4 @@
-"""Fixtures that every test may use: a lake on disk, a lake on a GCS, and what a lake holds."""
+"""Fixtures that every test may use: a lake on disk, a lake on a GCS, and what a lake holds; and in which order tests run."""
 
 from __future__ import annotations
 
@@ -60,6 +60,39 @@ def any_lake(request: pytest.FixtureRequest) -> Lake:
 def snapshot(root: str) -> dict[str, str]:
     """Every committed object below a root: name -> sha256. Two equal snapshots hold the same bytes."""
     return {o.uri.removeprefix(root): hashlib.sha256(read_bytes(o.uri)).hexdigest() for o in list_objects(root)}
+
+
+WITH_AIRFLOW = (
+    "tests/e2e/",
+    "tests/integration/test_airflow_ray.py",
+    "tests/integration/test_servers.py",
+)
+"""Run by one worker of pytest-xdist, one after another: fixtures are shared, and two Airflows at once are slow on two cores."""
+
+EARLY = (
+    *WITH_AIRFLOW,
+    "tests/engines/test_vllm.py",
+    "tests/integration/",
+    "tests/loader/test_ranks.py",
+    "tests/prove/",
+    "tests/smalti_airflow/test_operators.py",
+    "tests/maintenance/",
+    "tests/release/",
+)
+"""The longest first, so that no worker is still at one of them when the other has nothing left."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort, and say what belongs together: by default the tests of a file."""
+
+    def turn(item: pytest.Item) -> int:
+        return next((n for n, start in enumerate(EARLY) if item.nodeid.startswith(start)), len(EARLY))
+
+    items.sort(key=turn)
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group("airflow" if file.startswith(WITH_AIRFLOW) else file))
 
 
 @pytest.hookimpl(trylast=True)
