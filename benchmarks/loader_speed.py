@@ -217,7 +217,7 @@ def captions(folder: Path, apart: Callable[[], Any]) -> None:
     from smalti.loader import ReleaseDataset
 
     weights = {"caption": 0.5, "caption_short": 0.3, "caption_source": 0.2}
-    for size, rounds in ((8, 1000), (512, 200)):
+    for size, rounds in ((8, 1000), (512, 60)):
         releases.picture = functools.partial(_coloured, size)
         release = build(
             Lake.at(str(folder / f"lake{size}")),
@@ -229,7 +229,7 @@ def captions(folder: Path, apart: Callable[[], Any]) -> None:
         with apart():
             drawn = ReleaseDataset(release.uri, batch_size=BATCH)
             plain = ReleaseDataset(release.uri, batch_size=BATCH, captions="caption")
-            for number in range(rounds + 100):
+            for number in range(rounds + rounds // 5):
                 wanted = [rng.randrange(drawn.size) for _ in range(20)]
                 used = {}
                 for dataset in (drawn, plain) if number % 2 else (plain, drawn):
@@ -239,10 +239,10 @@ def captions(folder: Path, apart: Callable[[], Any]) -> None:
                     used[dataset is drawn] = time.process_time() - began
                 ratios.append(used[False] / used[True])
                 times.append((20 / used[False], 20 / used[True]))
-        stored, chosen = (median(each[side] for each in times[100:]) for side in (0, 1))
+        stored, chosen = (median(each[side] for each in times[-rounds:]) for side in (0, 1))
         print(
             f"pictures of {size} x {size} px: drawn {chosen:.0f}, stored {stored:.0f} samples a CPU-second, "
-            f"ratio {median(ratios[100:]):.3f} (median of {rounds})",
+            f"ratio {median(ratios[-rounds:]):.3f} (median of {rounds})",
             flush=True,
         )
 

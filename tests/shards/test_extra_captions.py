@@ -126,6 +126,16 @@ def test_a_profile_that_never_captioned_the_source_is_one_line_that_says_how(lak
     assert "\n" not in line
 
 
+def test_a_profile_that_has_not_done_the_batch_is_warned_of(lake: Lake) -> None:
+    run = source_run(extra_captions=EXTRA)
+    write_table(lake, run, [row("a.jpg", 1, "alt", (None, None)), row("b.jpg", 2, None, (None, None))])
+    report = shard(lake, run)
+    assert report.extra_captions == {"caption_short_1": 0, "caption_source": 1}
+    [warning] = report.warnings
+    assert "has words in caption_short_1: caption was not run for it" in warning
+    assert shard(lake, run).warnings == report.warnings
+
+
 def test_a_run_by_an_extra_captioner_writes_its_words_in_both_columns(lake: Lake) -> None:
     """So parts of all captioners of a source have the same columns, and one dataset can be made of them."""
     run = source_run(extra_captions=["short-1"])

@@ -381,4 +381,11 @@ def _report(lake: Lake, accounting: Accounted, part: Part | None, started: float
         shards=sum(bucket.shards for bucket in part.buckets) if part else 0,
         bytes=sum(bucket.bytes for bucket in part.buckets) if part else 0,
         extra_captions=part.extra_captions if part else {},
+        warnings=tuple(
+            f"no sample of part {part.name} has words in {column}: caption was not run for it, or it always failed"
+            for column, count in part.extra_captions.items()
+            if not count
+        )
+        if part
+        else (),
     )
