@@ -251,9 +251,10 @@ def test_a_copy_is_refused_when_its_check_is_too_old(lake: Lake, tmp_path: Path)
     with pytest.raises(InputError, match="compared with the lake's never"):
         ours(copy)
     shutil.rmtree(disk / ".smalti")
-    for arguments in ({}, {"optouts": 0}, {"max_optout_age": None}):
+    more: dict[str, Any]
+    for more in ({}, {"optouts": 0}, {"max_optout_age": None}):
         with pytest.raises(InputError, match=r"neither a claim\.json.*nor \.smalti, as in a pulled copy"):
-            ours(copy, **arguments)
+            ours(copy, **more)
 
     opt_out(lake, 1, release.all_kept[:8])
     pull(release.uri, disk, refresh_optouts=True)
