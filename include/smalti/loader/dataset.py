@@ -277,7 +277,11 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             plan = self._together(lambda: self._plan_for(obj))
             if plan:
                 self._become(plan)
-        super().load_state_dict(obj)
+            # StreamingDataset puts it into memory that the ranks of a node share, and that whoever comes first makes: whoever came
+            # at the same moment would find it empty, and fail.
+            first, load = World.detect().is_local_leader, super().load_state_dict
+            together(lambda: load(obj) if first else None)
+            together(lambda: None if first else load(obj))
 
     def _plan_for(self, obj: object) -> _Plan | None:
         """What to become for a checkpoint; None: this dataset is it."""
