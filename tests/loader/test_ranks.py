@@ -349,7 +349,7 @@ def only(rank: int, uri: str, here: dict[str, Any], environment: dict[str, str],
     options: dict[str, Any] = {"batch_size": 1, "uri": uri} | others | (here if mine else {})
     options = {name: v.replace("{node}", node) if isinstance(v, str) else v for name, v in options.items()}
     os.environ.update(environment if mine else {})  # the next run sets them anew
-    return ReleaseDataset(options.pop("uri"), **options).size
+    return int(ReleaseDataset(options.pop("uri"), **options).size)
 
 
 def refused(outcomes: list[Any], says: str, kind: type[Exception] = InputError) -> None:

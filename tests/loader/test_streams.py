@@ -103,7 +103,7 @@ class IndexStream(Stream):
         raise AssertionError("so would this")
 
 
-class Extended(SkipStreamMixin, IndexStream):  # type: ignore[misc]  # both have a name
+class Extended(SkipStreamMixin, IndexStream):  # type: ignore[override]  # both have a name
     """What is added after what the release decides."""
 
     prepared: list[str] = []  # noqa: RUF012  # of all streams

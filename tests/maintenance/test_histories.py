@@ -140,7 +140,7 @@ class History:
         self.opted_out |= {wanted} | {place.id for place in held if place.picture in pictures}
         self._ban()
         self.named = {place.picture for place in held if place.id in self.opted_out}
-        shards = {}
+        shards: dict[str, tuple[int, ...]] = {}
         for part in self._parts(hidden=True):
             for name, places in part.items():
                 gone = [n for n, each in enumerate(places) if each.id in self.opted_out or each.picture in self.named]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from time import time_ns
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from streaming.base.distributed import get_rank
 from streaming.base.world import World
 
 from smalti.errors import InputError, SmaltiError
+from smalti.loader.arguments import check_arguments, check_choice, is_where_it_lies
 from smalti.loader.captions import Captions, choice_of
 from smalti.loader.position import Position, look_for
 from smalti.loader.presence import fault_of_shards
@@ -39,17 +40,14 @@ from smalti.loader.skips import Optouts, lift, served_shards
 from smalti.loader.small import Chosen, SmallStreams, that_fill_a_batch
 from smalti.loader.streams import SkipStream, SkipStreamMixin, check_stream_class, unused_transport
 from smalti.loader.substitutes import Exchanger, substitutes
-from smalti.loader.together import Place, check_places, check_same, connected, together
+from smalti.loader.together import Asked, Place, agreed, check_same, connected, together
 from smalti.objects import local_path, normalise_uri
 from smalti.reasons import SkipReason
 from smalti.release.manifest import Manifest, StreamEntry, parts_uri, read_manifest
-from smalti.release.optouts import NOTES, lake_of, read_snapshot
+from smalti.release.optouts import lake_of, read_snapshot
 from smalti.release.skips import canonical_json, sha256
 
 log = logging.getLogger("smalti")
-
-_OURS = ("keep_zip", "remote", "split", "stream_config", "stream_name", "streams", "validate_hash")
-"""Arguments of StreamingDataset that a release decides."""
 
 _ORDER = (
     "batching_method",
@@ -84,16 +82,6 @@ class _Source:
     stream_class: Callable[..., SkipStreamMixin]
     batch_size: int
     streaming: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What a rank has been asked for, as it tells the others. position: None where rank 0 finds it."""
-
-    place: Place
-    release: str
-    local: str
-    position: int | None
 
 
 @dataclass(frozen=True)
@@ -158,14 +146,14 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
     ) -> None:
         self._failure: BaseException | None = None
 
-        def ask() -> _Asked:
+        def ask() -> Asked:
             uri = normalise_uri(str(manifest))
             here = local
-            if here is not None and _is_where_it_lies(uri, Path(here)):
+            if here is not None and is_where_it_lies(uri, Path(here)):
                 here = None  # in place: nothing there is fetched, evicted or replaced
-            _check_arguments(uri, here, small_streams, batch_size, streaming)
+            check_arguments(uri, here, small_streams, batch_size, streaming)
             check_stream_class(stream_class, uri)
-            _check_choice(uri, {"tiers": tiers, "groups": groups, "without": without}, optouts)
+            check_choice(uri, {"tiers": tiers, "groups": groups, "without": without}, optouts)
             self.manifest = read_manifest(uri)
             self._captions = choice_of(captions, self.manifest.captions, uri)
             lifted = lift(self.manifest, without)
@@ -180,10 +168,10 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
                 streaming,
             )
             position = look_for(uri, self.manifest, optouts, max_optout_age)
-            return _Asked(Place.here(), self.manifest.digest, str(self._source.local), position)
+            return Asked(Place.here(), self.manifest.digest, str(self._source.local), position)
 
         with connected():
-            self._newest = _agreed(together(ask))
+            self._newest = agreed(together(ask))
             plan = self._together(lambda: self._plan(self._newest))
             assert plan is not None
             self._become(plan)
@@ -288,7 +276,11 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             plan = self._together(lambda: self._plan_for(obj))
             if plan:
                 self._become(plan)
-        super().load_state_dict(obj)
+            # StreamingDataset puts it into memory that the ranks of a node share, and that whoever comes first makes: whoever came
+            # at the same moment would find it empty, and fail.
+            first, load = World.detect().is_local_leader, super().load_state_dict
+            together(lambda: load(obj) if first else None)
+            together(lambda: None if first else load(obj))
 
     def _plan_for(self, obj: object) -> _Plan | None:
         """What to become for a checkpoint; None: this dataset is it."""
@@ -379,25 +371,6 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             self._iterator.on_exit()  # it can no longer say so itself, and the end of the epoch waits for it
 
 
-def _agreed(asked: Sequence[_Asked]) -> int:
-    """The position of the opt-outs, if the ranks have been asked for one thing."""
-    if len(asked) > 1:
-        check_places([each.place for each in asked])
-    check_same("release", [each.release for each in asked])
-    of_node = asked[0].place.of_node if len(asked) > 1 else 1
-    for first in range(0, len(asked), of_node):  # StreamingDataset finds the memory of a node's ranks by it
-        if len(here := {each.local for each in asked[first : first + of_node]}) > 1:
-            raise InputError(
-                f"ranks of one node have several local: {', '.join(sorted(here))}",
-                "ReleaseDataset",
-                "Pass the same one",
-            )
-    position = asked[0].position
-    assert position is not None  # of rank 0
-    check_same("optouts", [position if each.position is None else each.position for each in asked])
-    return position
-
-
 def _to_fetch(plan: _Plan, source: _Source) -> bytes:
     """Which shards of all streams this node will have to fetch, a bit each; b"" if none, or another rank of the node looks."""
     for stream in plan.streams:
@@ -420,44 +393,6 @@ def _fault(plan: _Plan, source: _Source, manifest: Manifest, needed: Sequence[by
     )
 
 
-def _is_where_it_lies(uri: str, local: Path) -> bool:
-    """Whether `local` is the lake, or the pulled copy, that the manifest stands in."""
-    root = local_path(lake_of(uri).root)
-    return root is not None and root.resolve() == local.resolve()
-
-
-def _check_arguments(uri: str, local: str | None, small: str, batch_size: int, streaming: dict[str, Any]) -> None:
-    if batch_size < 1:
-        raise InputError(f"batch_size={batch_size} is no size", uri, "Use at least 1")
-    taken = sorted(set(_OURS) & set(streaming))
-    if taken:
-        raise InputError(f"ReleaseDataset takes no {', '.join(taken)}", uri, "Leave it away: the release decides it")
-    if small not in get_args(SmallStreams):
-        raise InputError(
-            f"small_streams={small!r} is no choice", uri, f"Use one of {', '.join(get_args(SmallStreams))}"
-        )
-    if local is None and local_path(uri) is None:
-        raise InputError("no directory is named for the shards", uri, "Pass local=DIRECTORY")
-    if local is not None and streaming.get("cache_limit") and (Path(local) / NOTES).is_dir():
-        raise InputError("a pulled copy is not evicted from", str(local), "Pass another directory, or no cache_limit")
-    if local is None and streaming.get("cache_limit"):
-        raise InputError(
-            "a release that is read in place is not evicted from", uri, "Pass local=DIRECTORY, or no cache_limit"
-        )
-
-
-def _check_choice(uri: str, given: dict[str, Any], optouts: Position) -> None:
-    for name, values in given.items():
-        kind = int if name == "tiers" else str
-        if isinstance(values, str | int):
-            raise InputError(f"{name}={values!r} is no list", uri, f"Write {name}=[{values!r}]")
-        odd = [each for each in values or () if not isinstance(each, kind)]
-        if odd:
-            raise InputError(f"{name}: {odd[0]!r} is of the wrong kind", uri, f"Give {name} as {kind.__name__}")
-    if optouts != "newest" and not (isinstance(optouts, int) and optouts >= 0):
-        raise InputError(f"optouts={optouts!r} is no position", uri, "Pass 'newest', or a number from 0")
-
-
 def _choose(source: _Source, optouts: Optouts) -> list[Chosen]:
     """The streams that keep anything."""
     with ThreadPoolExecutor(_READERS) as pool:
@@ -468,7 +403,7 @@ def _choose(source: _Source, optouts: Optouts) -> list[Chosen]:
 def _stream(source: _Source, manifest: Manifest, stream: Chosen, share: float | None) -> SkipStreamMixin:
     root = parts_uri(source.uri, manifest)
     parts = local_path(root) if source.local is None else source.local / "parts"
-    assert parts is not None  # _check_arguments
+    assert parts is not None  # check_arguments
     made = source.stream_class(
         entries=stream.entries,
         shards=stream.shards,

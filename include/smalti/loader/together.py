@@ -77,9 +77,9 @@ def together(work: Callable[[], Told]) -> list[Told]:
         return [each for each, _ in found]
     if failure is not None and not isinstance(failure, SmaltiError):
         raise failure
-    first, (error, host) = next(iter(failed.items()))
+    first, (cause, host) = next(iter(failed.items()))
     everywhere = len(failed) == len(found) and len({str(each) for each, _ in failed.values()}) == 1
-    raise (error if everywhere else _of_rank(first, error, host)) from failure
+    raise (cause if everywhere else _of_rank(first, cause, host)) from failure
 
 
 def _portable(error: Exception | None) -> tuple[Exception, str] | None:
@@ -143,3 +143,32 @@ def check_same(what: str, found: Sequence[object]) -> None:
                 "ReleaseDataset",
                 "Start every rank with the same arguments, over the same release; a pulled copy: pull it again on that node",
             )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a rank has been asked for, as it tells the others. position: None where rank 0 finds it."""
+
+    place: Place
+    release: str
+    local: str
+    position: int | None
+
+
+def agreed(asked: Sequence[Asked]) -> int:
+    """The position of the opt-outs, if the ranks have been asked for one thing."""
+    if len(asked) > 1:
+        check_places([each.place for each in asked])
+    check_same("release", [each.release for each in asked])
+    of_node = asked[0].place.of_node if len(asked) > 1 else 1
+    for first in range(0, len(asked), of_node):  # StreamingDataset finds the memory of a node's ranks by it
+        if len(here := {each.local for each in asked[first : first + of_node]}) > 1:
+            raise InputError(
+                f"ranks of one node have several local: {', '.join(sorted(here))}",
+                "ReleaseDataset",
+                "Pass the same one",
+            )
+    position = asked[0].position
+    assert position is not None  # of rank 0
+    check_same("optouts", [position if each.position is None else each.position for each in asked])
+    return position
