@@ -42,7 +42,7 @@ stop: ## end what `make demo` started
 
 test: env ## lint, then every test
 	$(MAKE) --jobs 2 lint vllm
-	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not prove" --durations 25
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not prove" --durations 25
 
 lint: env ## ruff, mypy --strict, import-linter, yamllint
 	$(BIN)/ruff check .

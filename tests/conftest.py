@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -82,17 +83,30 @@ EARLY = (
 """The longest first, so that no worker is still at one of them when the other has nothing left."""
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort, and say what belongs together: by default the tests of a file."""
+    """Sort."""
 
     def turn(item: pytest.Item) -> int:
         return next((n for n, start in enumerate(EARLY) if item.nodeid.startswith(start)), len(EARLY))
 
     items.sort(key=turn)
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group("airflow" if file.startswith(WITH_AIRFLOW) else file))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of `--dist loadfile`. (`loadgroup` is no use: pytest-xdist 3.8 does not know how pytest 9.2 keeps a test's id.)"""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        """A worker gets a file at a time, or all of WITH_AIRFLOW."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "airflow" if file.startswith(WITH_AIRFLOW) else file
+
+    return Together(config, log)
 
 
 @pytest.hookimpl(trylast=True)
