@@ -40,9 +40,9 @@ demo: env ## the whole line on real photographs, through Airflow
 stop: ## end what `make demo` started
 	$(BIN)/python -m demo.stop
 
-test: lint vllm ## lint, then every test
-	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/integration --ignore tests/e2e -m "not prove" --durations 15
-	$(BIN)/pytest tests/integration tests/e2e -m "not prove" --durations 15
+test: env ## lint, then every test
+	$(MAKE) --jobs 2 lint vllm
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not prove" --durations 25
 
 lint: env ## ruff, mypy --strict, import-linter, yamllint
 	$(BIN)/ruff check .

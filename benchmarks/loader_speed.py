@@ -2,6 +2,7 @@
 
     python -m benchmarks.loader_speed streams       52 streams x 20 parts; 0, 1, 10 % skipped; local disk, and a store 50 ms away
     python -m benchmarks.loader_speed one           0, 1, 10 % skipped; one process asks both for the same 20 samples in turns, by CPU
+    python -m benchmarks.loader_speed captions      as `one`: three weighed caption columns against the stored caption, over the same shards
     python -m benchmarks.loader_speed crossover     0 to 50 % skipped; local disk, and a store that hands out 10 MB/s
 
 The store is fake-gcs-server behind a front that waits; both sides read it through the same Google client, into an empty
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import io
 import itertools
 import json
 import random
@@ -209,6 +212,57 @@ def one(folder: Path, apart: Callable[[], Any]) -> None:
         print(f"one process, {percent} % skipped: plain / ours {median(ratios[200:]):.3f} (median of 1000)", flush=True)
 
 
+def captions(folder: Path, apart: Callable[[], Any]) -> None:
+    """What drawing a caption costs: the same release twice, once by its weights, once with `caption` as it is stored."""
+    from smalti.loader import ReleaseDataset
+
+    weights = {"caption": 0.5, "caption_short": 0.3, "caption_source": 0.2}
+    for size, rounds in ((8, 1000), (512, 60)):
+        releases.picture = functools.partial(_coloured, size)
+        release = build(
+            Lake.at(str(folder / f"lake{size}")),
+            shards=layout(10, 4, 30),
+            captions=weights,
+            words=lambda name: {"caption_short": f"short {name}", "caption_source": f"alt of {name}"},
+        )
+        rng, ratios, times = random.Random(0), [], []
+        with apart():
+            drawn = ReleaseDataset(release.uri, batch_size=BATCH)
+            plain = ReleaseDataset(release.uri, batch_size=BATCH, captions="caption")
+            for number in range(rounds + rounds // 5):
+                wanted = [rng.randrange(drawn.size) for _ in range(20)]
+                used = {}
+                for dataset in (drawn, plain) if number % 2 else (plain, drawn):
+                    began = time.process_time()
+                    for each in wanted:
+                        dataset[each]["image"].load()
+                    used[dataset is drawn] = time.process_time() - began
+                ratios.append(used[False] / used[True])
+                times.append((20 / used[False], 20 / used[True]))
+        stored, chosen = (median(each[side] for each in times[-rounds:]) for side in (0, 1))
+        print(
+            f"pictures of {size} x {size} px: drawn {chosen:.0f}, stored {stored:.0f} samples a CPU-second, "
+            f"ratio {median(ratios[-rounds:]):.3f} (median of {rounds})",
+            flush=True,
+        )
+
+
+@functools.cache
+def coloured(size: int) -> bytes:
+    """A JPEG of coloured patches, 4 px each."""
+    import numpy as np
+    from PIL import Image
+
+    small = Image.fromarray(np.random.default_rng(0).integers(0, 256, (size // 4, size // 4, 3), dtype=np.uint8))
+    file = io.BytesIO()
+    small.resize((size, size), Image.Resampling.BICUBIC).save(file, "JPEG", quality=92)
+    return file.getvalue()
+
+
+def _coloured(size: int, _: str) -> bytes:
+    return coloured(size)
+
+
 def crossover(folder: Path, apart: Callable[[], Any], rounds: int) -> None:
     padded = picture("x") + bytes(16_000)  # a decoder stops at the end of the picture
     releases.picture = lambda sample_id: padded
@@ -278,7 +332,7 @@ def pays_after(found: dict[str, float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["streams", "one", "crossover"])
+    parser.add_argument("what", choices=["streams", "one", "captions", "crossover"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=24, help="of a shard")
     parser.add_argument("--where", choices=["local", "store"], help="of `streams`; default: both")
@@ -295,6 +349,9 @@ def main() -> None:
 
         if arguments.what == "one":
             one(Path(name), own)
+            return
+        if arguments.what == "captions":
+            captions(Path(name), own)
             return
         if arguments.what == "crossover":
             crossover(Path(name), own, arguments.rounds)

@@ -2,27 +2,34 @@
 
     python -m benchmarks.loader_start [--shards 100000] [--rounds 2]
 
-Makes manifest, indices and skip files of a release whose shards do not exist (1,000 samples each, 10 % skipped at random), and
-the indices that a rewritten tree would have. Then, each time in a fresh process: ReleaseDataset over the one, StreamingDataset over
+Makes manifest, indices and skip files of a release whose shards are empty files of the right size (1,000 samples each, 10 % skipped
+at random), and the indices that a rewritten tree would have. Then, each time in a fresh process: ReleaseDataset over the one, StreamingDataset over
 the other, `random`, one rank, from the constructor until this worker has its sample numbers of the first epoch. The import
-of streaming is not counted, and is the same.
+of streaming is not counted, and is the same. Part of ours is to look whether the lake has the shards (`presence`); what that takes where
+they are on GCS is measured by itself, against a server that answers list requests as GCS does, 50 ms each.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import http.server
 import json
+import multiprocessing
+import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from bisect import bisect_left
 from pathlib import Path
 from statistics import median
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
+import pytest
 
 from smalti.images.buckets import TIERS, buckets_of
 from smalti.lake import Lake, stream_index
@@ -42,6 +49,8 @@ from smalti.shards import mds
 from tests.loader.releases import COLUMNS, picture
 
 SAMPLES, SKIPPED = 1000, 100
+BYTES = 1 << 27
+PAGE, DELAY = 1000, 0.05
 
 
 def fabricate(folder: Path, shards: int) -> str:
@@ -81,6 +90,7 @@ def fabricate(folder: Path, shards: int) -> str:
         accounting=Accounting(**kept),
         provenance=Provenance(created="2026-01-01T00:00:00Z", smalti="benchmark"),
     ).with_digest()
+    create_bytes(lake.claim("large", "v1"), b"{}")
     create_bytes(lake.manifest("large", "v1"), manifest.encode())
     return lake.manifest("large", "v1")
 
@@ -92,8 +102,9 @@ def _stream(
     for number in range(count):
         each = copy.deepcopy(entry)
         each["samples"] = SAMPLES
-        each["raw_data"] |= {"basename": f"s/00001-x/{tier}/{ar}/shard.{number:05d}.mds", "bytes": 1 << 27}
+        each["raw_data"] |= {"basename": f"s/00001-x/{tier}/{ar}/shard.{number:05d}.mds", "bytes": BYTES}
         entries.append(each)
+        _hollow(folder / "lake" / "parts" / each["raw_data"]["basename"])
     index = encode_stream_index(entries)
     skipped = np.sort(np.argpartition(rng.random((count, SAMPLES)), SKIPPED, axis=1)[:, :SKIPPED], axis=1).tolist()
     said = {
@@ -118,24 +129,92 @@ def _stream(
         samples=count * SAMPLES,
         kept=count * (SAMPLES - SKIPPED),
         skipped={SkipReason.TEXT: count * SKIPPED},
-        bytes=count << 27,
+        bytes=count * BYTES,
         index=stream_index("main", tier, ar),
         index_sha256=sha256(index),
         skip_file=sha256(skips),
     )
 
 
+def _hollow(path: Path) -> None:
+    """A file that has a size and takes no room."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(BYTES)
+
+
+class _Lists(http.server.BaseHTTPRequestHandler):
+    """Answers list requests: `names`, sorted, from startOffset to endOffset, a page at a time."""
+
+    protocol_version = "HTTP/1.1"
+    names: list[str] = []  # noqa: RUF012  # of the one server
+    pages = multiprocessing.Value("i", 0)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        return None
+
+    def do_GET(self) -> None:
+        query = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
+        start = bisect_left(self.names, query.get("pageToken") or query["startOffset"])
+        end = bisect_left(self.names, query["endOffset"])
+        answer: dict[str, Any] = {
+            "items": [{"name": name, "size": str(BYTES)} for name in self.names[start : min(end, start + PAGE)]]
+        }
+        if start + PAGE < end:
+            answer["nextPageToken"] = self.names[start + PAGE]
+        body = json.dumps(answer).encode()
+        with self.pages.get_lock():
+            self.pages.value += 1
+        time.sleep(DELAY)
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def listing(shards: int) -> dict[str, float]:
+    """What it takes to look whether so many shards are on GCS: seconds, and requests."""
+    from smalti.loader.presence import fault_of_shards
+
+    names = [f"parts/s/00001-x/512/{ar}/shard.{n:05d}.mds" for ar in ("0.778", "1.000") for n in range(shards // 2)]
+    _Lists.names = sorted(names)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Lists)
+    process = multiprocessing.get_context("fork").Process(target=server.serve_forever, daemon=True)
+    process.start()
+    os.environ["STORAGE_EMULATOR_HOST"] = f"http://127.0.0.1:{server.server_port}"
+    wanted = [(name.removeprefix("parts/"), BYTES) for name in names]
+    began, cpu = time.perf_counter(), time.process_time()
+    fault = fault_of_shards("gs://bucket/parts", wanted)
+    seconds, used = time.perf_counter() - began, time.process_time() - cpu
+    process.terminate()
+    process.join()
+    assert fault is None, fault
+    return {"shards": len(names), "seconds": seconds, "cpu_seconds": used, "requests": _Lists.pages.value}
+
+
 def start(kind: str, folder: Path) -> dict[str, float]:
     """In a fresh process: seconds and bytes."""
     from streaming import Stream, StreamingDataset
 
-    from smalti.loader import ReleaseDataset
+    from smalti.loader import ReleaseDataset, presence
 
     imported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     options: dict[str, Any] = {"batch_size": 32, "shuffle": True, "batching_method": "random"}
     began, cpu = time.perf_counter(), time.process_time()
     dataset: Any
+    looked: list[float] = []
+    patch = pytest.MonkeyPatch()
     if kind == "ours":
+        look = presence.fault_of_shards
+
+        def timed(*arguments: Any) -> Any:
+            before = time.perf_counter()
+            fault = look(*arguments)
+            looked.append(time.perf_counter() - before)
+            return fault
+
+        patch.setattr("smalti.loader.dataset.fault_of_shards", timed)
         manifest = f"{folder}/lake/releases/large/v1/manifest.json"
         dataset = ReleaseDataset(manifest, local=str(folder / "cache"), **options)
     else:
@@ -152,6 +231,7 @@ def start(kind: str, folder: Path) -> dict[str, float]:
     return {
         "samples": float(dataset.size),
         "constructor": made - began,
+        "presence": sum(looked),
         "work": known - made,
         "seconds": known - began,
         "cpu_seconds": used,
@@ -165,7 +245,11 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--start", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--listing", action="store_true", help="only what it takes to look whether GCS has the shards")
     arguments = parser.parse_args()
+    if arguments.listing:
+        print("listing", listing(arguments.shards), flush=True)
+        return
     if arguments.start:
         from tests.loader.serving import apart
 

@@ -10,7 +10,7 @@ One DAG `maintenance` for the whole lake. It changes no release: what a version 
 | merge | packs the small parts of each source into one, shards full again | nothing to do |
 | gc | deletes what an earlier run marked a *grace* ago and still nobody needs; then marks what is garbage now | nothing to do |
 
-- **Starts** every Sunday at 02:00 UTC, and then does it; or by hand, with a form. A run by hand only plans (*dry run*) unless told otherwise.
+- **Starts** every Sunday at 02:00 UTC, and then does it (on a new Airflow: from the next Sunday on); or by hand, with a form. A run by hand only plans (*dry run*) unless told otherwise.
 - **What may go:** writes that were never finished, parts that were replaced or superseded and that no version uses, versions that
   nobody published or that are older than the newest *keep versions*, skip files and curations that no manifest names. Nothing goes
   that is younger than the grace, and nothing in the run that finds it: it is marked, and deleted by a run at least a grace later.
@@ -26,10 +26,12 @@ One DAG `maintenance` for the whole lake. It changes no release: what a version 
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from airflow.sdk import CronTriggerTimetable, chain, dag
 
 from smalti_airflow.approval import ApproveMaintenance, maintenance_text
-from smalti_airflow.blocks import DEFAULTS, FIRST_DAY, MAINTENANCE_FORM, stage_task
+from smalti_airflow.blocks import DEFAULTS, MAINTENANCE_FORM, stage_task
 
 APPLY = "{{ '' if params.dry_run and dag_run.run_type != 'scheduled' else 'true' }}"
 """A form is for people: the weekly run has nobody to fill it in, and does what it finds."""
@@ -45,8 +47,8 @@ SETTINGS = {
 @dag(
     "maintenance",
     description="Rewrite and merge parts, collect garbage",
-    schedule=CronTriggerTimetable("0 2 * * 0", timezone="UTC"),
-    start_date=FIRST_DAY,
+    schedule=CronTriggerTimetable("0 2 * * 0", timezone="UTC", run_immediately=timedelta(hours=1)),
+    start_date=None,  # with a day in the past Airflow runs it, and for last Sunday, as soon as it is first seen
     catchup=False,
     max_active_runs=1,
     params=MAINTENANCE_FORM,

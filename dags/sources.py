@@ -10,6 +10,7 @@ One DAG `source_<name>` for each file in `include/sources/`.
 | pilot | captions some random rows and shows them on a page; skipped where the form's *pilot* is empty | the same rows, asked once |
 | approve_pilot | waits for a person, 14 days at most; skipped without a pilot | asks again |
 | caption, classify | with the profiles that the source file names | only rows without one |
+| caption_PROFILE | once for each profile of the source's `extra_captions` | only rows without one |
 | index | search indices and compaction | brings them up to date |
 | shard | writes MDS shards and commits the part | the same bytes, the same part |
 | done | tells the release DAGs | tells them again |
@@ -22,6 +23,8 @@ One DAG `source_<name>` for each file in `include/sources/`.
   a run of the same batch.
 - **Captioner.** With a profile's name in the form's *captioner* the batch is captioned by it as well, in columns of its own, and
   gets a part of its own; a dataset says by `drops.captioners` whose words it takes.
+- **Extra captions.** Their profiles caption one after another, each as a job with a key and a budget of its own, before classify: engines
+  of two jobs would wait for each other's GPUs.
 - **Budget.** *GPU hours at most* bounds what captioning the batch costs, over all its runs, its pilots included. When it is used up
   caption fails once, with an alert, and what was answered is kept. A cleared task has its run's form again, so do not clear it:
   start a new run with the same partition key and a larger number, and the stages that are done pass quickly. For the batch of a run
@@ -41,6 +44,7 @@ from typing import Any
 from airflow.sdk import chain, dag, task
 
 from smalti.config import Source
+from smalti.profiles import SOURCE
 from smalti_airflow.approval import ApprovePilot, pilot_text
 from smalti_airflow.assets import source_asset
 from smalti_airflow.blocks import (
@@ -98,6 +102,11 @@ def add_source_dag(source: Source) -> None:
             stage_task("pilot", settings | budget | {"pilot": "{{ params.pilot or '' }}"}, only_with="pilot"),
             ApprovePilot(task_id="approve_pilot", pilot="pilot", source=source.name, batch=BATCH),
             stage_task("caption", settings | budget, trigger_rule="none_failed"),
+            *(
+                stage_task("caption", settings | budget | {"captioner": profile}, task_id=f"caption_{profile}")
+                for profile in source.extra_captions
+                if profile != SOURCE
+            ),
             stage_task("classify", settings),
             [stage_task("index", settings), stage_task("shard", settings)],
             done(BATCH),

@@ -31,7 +31,7 @@ class AirflowApi:
         self._login = {"username": user, "password": password}
         # httpx tries only connecting again; on SQLite and busy cores Airflow is slow to answer at times.
         transport = transport or httpx.HTTPTransport(retries=3)
-        self._client = httpx.Client(base_url=url, timeout=60, transport=transport, trust_env=False)
+        self._client = httpx.Client(base_url=url, timeout=180, transport=transport, trust_env=False)
 
     def __enter__(self) -> Self:
         return self
@@ -96,7 +96,7 @@ class AirflowApi:
         found = self.call("GET", "importErrors")["import_errors"]
         return {each["filename"]: each["stack_trace"] for each in found}
 
-    def wait_for_dags(self, dags: list[str], *, seconds: float = 120) -> None:
+    def wait_for_dags(self, dags: list[str], *, seconds: float = 300) -> None:
         """Wait until the DAG processor has found `dags`.
 
         Raises:
@@ -163,7 +163,7 @@ class AirflowApi:
         path = f"dags/{dag}/dagRuns/{run_id}/taskInstances/{task}/xcomEntries/{key}"
         return self.call("GET", path, deserialize=False, stringify=False)["value"]
 
-    def wait(self, dag: str, run_id: str, *, seconds: float = 600, say: Say = print) -> str:
+    def wait(self, dag: str, run_id: str, *, seconds: float = 1200, say: Say = print) -> str:
         """Wait until the run has ended, saying each change of a task's state; gives success or failed.
 
         Raises:
@@ -185,7 +185,7 @@ class AirflowApi:
                 raise AirflowError(f"run {run_id} is still {state} after {seconds:.0f} s", dag, f"Look at {self.url}")
             time.sleep(POLL_SECONDS)
 
-    def wait_for_run(self, dag: str, known: set[str], *, seconds: float = 120) -> str:
+    def wait_for_run(self, dag: str, known: set[str], *, seconds: float = 300) -> str:
         """Wait for a run that is not in `known`, e.g. one that an asset starts; gives its id."""
         until = time.monotonic() + seconds
         while True:

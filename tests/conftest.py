@@ -1,4 +1,4 @@
-"""Fixtures that every test may use: a lake on disk, a lake on a GCS, and what a lake holds."""
+"""Fixtures that every test may use: a lake on disk, a lake on a GCS, and what a lake holds; and in which order tests run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -60,6 +61,52 @@ def any_lake(request: pytest.FixtureRequest) -> Lake:
 def snapshot(root: str) -> dict[str, str]:
     """Every committed object below a root: name -> sha256. Two equal snapshots hold the same bytes."""
     return {o.uri.removeprefix(root): hashlib.sha256(read_bytes(o.uri)).hexdigest() for o in list_objects(root)}
+
+
+WITH_AIRFLOW = (
+    "tests/e2e/",
+    "tests/integration/test_airflow_ray.py",
+    "tests/integration/test_servers.py",
+)
+"""Run by one worker of pytest-xdist, one after another: fixtures are shared, and two Airflows at once are slow on two cores."""
+
+EARLY = (
+    *WITH_AIRFLOW,
+    "tests/engines/test_vllm.py",
+    "tests/integration/",
+    "tests/loader/test_ranks.py",
+    "tests/prove/",
+    "tests/smalti_airflow/test_operators.py",
+    "tests/maintenance/",
+    "tests/release/",
+)
+"""The longest first, so that no worker is still at one of them when the other has nothing left."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort."""
+
+    def turn(item: pytest.Item) -> int:
+        return next((n for n, start in enumerate(EARLY) if item.nodeid.startswith(start)), len(EARLY))
+
+    items.sort(key=turn)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of `--dist loadfile`. (`loadgroup` is no use: pytest-xdist 3.8 does not know how pytest 9.2 keeps a test's id.)"""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        """A worker gets a file at a time, or all of WITH_AIRFLOW."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "airflow" if file.startswith(WITH_AIRFLOW) else file
+
+    return Together(config, log)
 
 
 @pytest.hookimpl(trylast=True)

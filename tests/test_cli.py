@@ -124,6 +124,32 @@ def test_a_pilot_needs_its_stages_and_prints_its_page(run: Run, cats: Path) -> N
     assert (code, json.loads(out)["rows"], json.loads(out)["waiting"]) == (0, 3, 3)
 
 
+def test_extra_captions_from_the_file_to_the_loader(run: Run, cats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source's own captions and those of a second profile, each with words of its own, weighed in a release."""
+    (cats / "config/engines/short.yaml").write_text("role: captioner\nkind: rules\nmax_pixels: 20000\n")
+    source, dataset = cats / "config/sources/cats.yaml", cats / "config/datasets/pets.yaml"
+    table(cats, "a.jpg,A cat.", "b.jpg,Another cat.", "c.jpg,")
+    assert run("source", "run", "cats", "--batch", "b")[0] == 0
+    dataset.write_text("sources: [{ name: cats }]\ncaptions: { caption: 2, caption_source: 1, caption_short: 1 }\n")
+    code, _, err = run("release", "build", "pets")
+    assert (code, "cats/00001-" in err) == (2, True)
+    assert "has no column caption_short, which `captions` weighs" in err
+    assert "run `smalti source run cats --batch b --from caption`" in err
+    source.write_text(source.read_text() + "extra_captions: [source, short]\n")
+    code, _, err = run("source", "run", "cats", "--batch", "b", "--from", "shard")
+    assert (code, "--batch b --captioner short --from caption --until caption`, then shard" in err) == (2, True)
+    code, out, _ = run("source", "run", "cats", "--batch", "b", "--from", "caption", "--json")
+    reports = json.loads(out)
+    assert code == 0
+    assert [report["stage"] for report in reports] == ["caption", "caption", "classify", "index", "shard"]
+    assert [report["profile"] for report in reports[:2]] == ["rules", "short"]
+    assert reports[-1]["extra_captions"] == {"caption_short": 3, "caption_source": 2}
+    assert run("release", "build", "pets")[0] == 0
+    manifest = cats / "lake/releases/pets/v1/manifest.json"
+    assert json.loads(manifest.read_text())["captions"] == {"caption": 2.0, "caption_source": 1.0, "caption_short": 1.0}
+    assert run("verify", str(manifest))[0] == 0
+
+
 def test_a_budget_given_to_a_run_reaches_its_stages(run: Run, cats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(cli, "_run", lambda stage, lake, settings: seen.append((stage, settings)))
@@ -347,8 +373,11 @@ def test_maintenance_says_what_it_would_do_and_does_it_when_told(run: Run, cats:
     code, out, _ = run("merge", "--apply", "--json")
     assert (code, json.loads(out)["dropped"]) == (0, {"superseded": 2})
     [part] = committed_parts(lake, "cats")
-    code, out, _ = run("rewrite", f"cats/{part.name}", "--dry-run")
+    code, out, _ = run("rewrite", f"cats/{part.name}")
     assert (code, "no live release uses it" in out) == (0, True)
+    for flags in ((), ("--apply",)):  # as merge and gc: first it is only said
+        code, out, _ = run("rewrite", f"cats/{part.name}", *flags, "--json")
+        assert (code, json.loads(out)["dry_run"]) == (0, not flags)
     code, _, err = run("rewrite", "cats/00009-0123456789ab")
     assert (code, err) == (
         2,

@@ -9,6 +9,7 @@ import pytest
 from smalti import config
 from smalti.config import Dataset, Engine, Source, load_file
 from smalti.errors import InputError
+from smalti.settings import source_run
 
 GOOD = """\
 format: files
@@ -140,6 +141,54 @@ def test_a_day_may_be_written_without_quotes_and_must_exist(tmp_path: Path) -> N
 def test_what_names_nothing_is_refused(tmp_path: Path) -> None:
     base = "sources: [{name: cats}]\n"
     assert "no source is in it" in mistake(tmp_path, base + "groups: {main: 1, other: 2}\n", Dataset)
-    assert "`caption` is the one column" in mistake(tmp_path, base + "captions: {nope: 1}\n", Dataset)
     assert "groups.main is wrong" in mistake(tmp_path, base + "groups: {main: .nan}\n", Dataset)
     assert "the name of a field is a text" in mistake(tmp_path, "? [a, b]\n: c\n")
+
+
+@pytest.mark.parametrize(
+    ("captions", "says"),
+    [
+        ("{nope: 1}", "'nope' is no caption column"),
+        (
+            "{caption_qwen3-vl-8b: 1}",
+            "is no caption column: write `caption`, or `caption_` and a profile's name with _",
+        ),
+        ("{}", "name at least one column"),
+        ("{caption: 1, caption_source: 0}", "the weight of caption_source is 0: weights are above 0"),
+        ("{caption: -1}", "the weight of caption is -1"),
+        ("{caption: .inf}", "finite number"),
+        ("{caption: much}", "valid number"),
+        ("[caption]", "valid dictionary"),
+    ],
+)
+def test_captions_of_a_dataset_are_columns_with_weights(tmp_path: Path, captions: str, says: str) -> None:
+    line = mistake(tmp_path, f"sources: [{{name: cats}}]\ncaptions: {captions}\n", Dataset)
+    assert says in line
+    assert "captions" in line
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ("[rules]", "`extra_captions` names the captioner rules: its words are the column `caption`"),
+        ("[source, source]", "fills the column caption_source twice"),
+        ("[short-1, short.1]", "fills the column caption_short_1 twice"),
+        ("[Short]", "extra_captions.0 is wrong"),
+    ],
+)
+def test_each_extra_caption_of_a_source_is_a_column_of_its_own(tmp_path: Path, names: str, says: str) -> None:
+    assert says in mistake(tmp_path, GOOD + f"extra_captions: {names}\n")
+
+
+def test_a_run_knows_the_profiles_of_its_extra_captions(tmp_path: Path) -> None:
+    for folder in ("sources", "engines"):
+        (tmp_path / folder).mkdir()
+    write(tmp_path / "sources", GOOD + "captioner: long\nextra_captions: [source, short]\n")
+    for name in ("long", "short"):
+        write(tmp_path / "engines", "role: captioner\nkind: rules\n", name)
+    write(tmp_path / "engines", "role: classifier\nkind: rules\n", "rules-minilm")
+    run = source_run("cats", "b1", root=tmp_path)
+    assert [engine.name for engine in run.extra_captioners] == ["short"]
+    write(tmp_path / "sources", GOOD + "captioner: long\nextra_captions: [rules-minilm]\n")
+    with pytest.raises(InputError, match="is a classifier"):
+        source_run("cats", "b1", root=tmp_path)

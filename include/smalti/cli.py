@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,9 @@ from smalti.accounting import Report
 from smalti.errors import InputError, MissingObject, SmaltiError
 from smalti.jobs.leaving import leave
 from smalti.lake import Lake
+
+if TYPE_CHECKING:
+    from smalti.settings import SourceRun
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 source = typer.Typer(no_args_is_help=True, help="Sources: from inventory to part.")
@@ -54,7 +57,10 @@ def source_run(
     max_gpu_hours: GpuHours = None,
     as_json: Json = False,
 ) -> None:
-    """Take a batch of source NAME through the stages, from inventory to part. Stage pilot is a command of its own."""
+    """Take a batch of source NAME through the stages, from inventory to part. Stage pilot is a command of its own.
+
+    Stage caption runs the captioner, and then each profile of the source's `extra_captions`.
+    """
     from smalti.jobs.registry import SOURCE_STAGES
     from smalti.settings import source_run as settings_of
 
@@ -71,7 +77,8 @@ def source_run(
         name, batch or datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"), limit, captioner=captioner
     )
     settings = settings.model_copy(update={"max_gpu_hours": max_gpu_hours})
-    _show([_run(stage.name, _lake(lake), settings) for stage in chosen], as_json)
+    work = [(stage.name, each) for stage in chosen for each in _runs_of(stage.name, settings)]
+    _show([_run(stage, _lake(lake), each) for stage, each in work], as_json)
 
 
 @source.command("pilot")
@@ -170,7 +177,8 @@ def release_summary(manifest: str, as_json: Json = False) -> None:
 def verify(manifest: str, as_json: Json = False) -> None:
     """Check every hash and count of a release and read it back through the loader; exit code 1 on any fault.
 
-    Covers manifest, streams, skip files, the parts' indices, samples.parquet, shards, and the tree where there is one.
+    Covers manifest, claim, curation, streams, skip files with every reason set, the parts' indices, samples.parquet, shards, and the
+    tree where there is one.
     """
     place, settings = _release_at(manifest)
     _show([_run("verify", place, settings)], as_json)
@@ -221,12 +229,12 @@ def rewrite(
     part: Annotated[str, typer.Argument(help="<source>/<part>")],
     limit: Annotated[float, typer.Option(min=0, max=1, help="share of its samples that all releases leave out")] = 0.10,
     keep_versions: KeepVersions = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be done")] = False,
+    apply: Apply = False,
     lake: LakeUri = "",
     as_json: Json = False,
 ) -> None:
-    """Write PART anew without what every live release leaves out, if that is more than the limit."""
-    settings = {"parts": (part,), "skip_limit": limit, "keep_versions": keep_versions, "apply": not dry_run}
+    """Say what every live release leaves out of PART, or with --apply write it anew without, if that is more than the limit."""
+    settings = {"parts": (part,), "skip_limit": limit, "keep_versions": keep_versions, "apply": apply}
     _show([_maintain("rewrite", _lake(lake), settings)], as_json)
 
 
@@ -374,6 +382,15 @@ def _run(stage: str, lake: Lake, settings: Any) -> Report:
     return found.run(lake, settings)
 
 
+def _runs_of(stage: str, settings: SourceRun) -> list[SourceRun]:
+    """The run; of caption once more for each profile of the source's extra captions, which has columns and a budget of its own."""
+    others = settings.extra_captioners if stage == "caption" else ()
+    return [
+        settings,
+        *(settings.model_copy(update={"captioner": each}) for each in others if each.name != settings.captioner.name),
+    ]
+
+
 def _maintain(stage: str, lake: Lake, settings: dict[str, Any]) -> Report:
     from smalti.jobs.spec import validate_settings
 
@@ -399,7 +416,7 @@ def _print(data: dict[str, Any], as_json: bool) -> None:
 
 def _print_fields(data: dict[str, Any], indent: str) -> None:
     for name, value in data.items():
-        if value in (None, [], {}, 0.0) and name in ("seconds", "warnings", "dropped"):
+        if value in (None, [], {}, 0.0) and name in ("seconds", "warnings", "dropped", "extra_captions"):
             continue
         if name == "shown":
             print("".join(f"{indent}{line}\n" for line in value), end="")

@@ -18,11 +18,14 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from smalti.errors import InputError
 from smalti.profiles import Checks as Checks
 from smalti.profiles import Engine as Engine
-from smalti.profiles import PromptText
+from smalti.profiles import PromptText, caption_column
 from smalti.reasons import ALWAYS_SKIPPED, Label, SkipReason
 from smalti.strict import NAME as NAME
 from smalti.strict import Name as Name
 from smalti.strict import Strict as Strict
+
+CAPTION_COLUMN = r"caption(_[a-z0-9][a-z0-9_]*)?"
+"""A column of words in the shards, as a dataset names it."""
 
 
 class Columns(Strict):
@@ -73,6 +76,10 @@ class Source(Strict):
     priority: int = Field(0, description="among copies of one resolution the higher priority is kept")
     captioner: Name = "rules"
     classifier: Name = "rules-minilm"
+    extra_captions: tuple[Name, ...] = Field(
+        (),
+        description="captioner profiles, and `source` for the source's own captions: each a column caption_<name> of the shards",
+    )
     encoding: Encoding = Encoding()
     max_pixels: int = Field(200_000_000, gt=0, description="larger images are rejected before they are decoded")
 
@@ -82,6 +89,18 @@ class Source(Strict):
         if start is not None:
             datetime.date.fromisoformat(start)
         return start
+
+    @model_validator(mode="after")
+    def _captions_differ(self) -> Source:
+        if self.captioner in self.extra_captions:
+            raise ValueError(
+                f"`extra_captions` names the captioner {self.captioner}: its words are the column `caption`"
+            )
+        columns = [caption_column(profile) for profile in self.extra_captions]
+        twice = next((each for each in columns if columns.count(each) > 1), None)
+        if twice:
+            raise ValueError(f"`extra_captions` fills the column {twice} twice: take one of the two out")
+        return self
 
     @model_validator(mode="after")
     def _fits_its_format(self) -> Source:
@@ -153,7 +172,10 @@ class Dataset(Strict):
     sources: tuple[DatasetSource, ...] = Field(min_length=1)
     groups: dict[str, float] = Field({"main": 1.0}, description="mix group -> proportion")
     drops: Drops = Drops()
-    captions: dict[str, float] = Field({"caption": 1.0}, description="caption column -> weight")
+    captions: dict[str, float] = Field(
+        {"caption": 1.0},
+        description="caption column -> weight; others than `caption` are filled by the sources' `extra_captions`",
+    )
     reason_sets: tuple[tuple[SkipReason, ...], ...] = Field(
         (), description="sets of skip reasons that a training run may lift (`without`), each deduplicated on its own"
     )
@@ -177,9 +199,18 @@ class Dataset(Strict):
 
     @field_validator("captions")
     @classmethod
-    def _columns_that_are_written(cls, captions: dict[str, float]) -> dict[str, float]:
-        if set(captions) != {"caption"}:
-            raise ValueError("`caption` is the one column that shards hold today")
+    def _columns_and_weights(cls, captions: dict[str, float]) -> dict[str, float]:
+        if not captions:
+            raise ValueError("name at least one column, for instance `caption: 1.0`")
+        for column, weight in captions.items():
+            if not re.fullmatch(CAPTION_COLUMN, column):
+                raise ValueError(
+                    f"{column!r} is no caption column: write `caption`, or `caption_` and a profile's name with _"
+                )
+            if weight <= 0:
+                raise ValueError(
+                    f"the weight of {column} is {weight:g}: weights are above 0, leave a column out instead"
+                )
         return captions
 
     @field_validator("reason_sets")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
@@ -17,6 +18,9 @@ from smalti.strict import Name, Strict
 
 Role = Literal["captioner", "classifier"]
 Kind = Literal["rules", "vllm", "openai"]
+
+SOURCE: Final = "source"
+"""In place of a captioner's profile: the captions that the source itself came with."""
 
 SPEED: Final = frozenset({
     "description",
@@ -120,7 +124,7 @@ class Engine(Strict, hide_input_in_errors=True):
     @field_validator("name")
     @classmethod
     def _not_reserved(cls, name: str) -> str:
-        if name == "source":
+        if name == SOURCE:
             raise ValueError("`source` is the name of the source's own captions")
         return name
 
@@ -155,6 +159,16 @@ class Engine(Strict, hide_input_in_errors=True):
     def digest(self) -> str:
         """sha256, in hex, of all in the profile that decides what it says; not of how fast it says it."""
         return digest_of(self.model_dump(mode="json", exclude=set(SPEED)))
+
+
+def column_name(prefix: str, profile: str) -> str:
+    """The column of a profile, for instance caption_rules: what SQL has no room for in a name becomes _."""
+    return f"{prefix}_{re.sub('[^a-z0-9]', '_', profile)}"
+
+
+def caption_column(profile: str) -> str:
+    """Where the captions of a profile, or of SOURCE, stand: in a source's table, and as an extra column in MDS."""
+    return column_name("caption", profile)
 
 
 def digest_of(*what: Any) -> str:

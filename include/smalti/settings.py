@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 
 from smalti.config import Dataset, Engine, Source, Strict, load_dataset, load_engine, load_source
 from smalti.errors import InputError
+from smalti.profiles import SOURCE
 from smalti.reasons import ALWAYS_SKIPPED, SkipReason
 
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$"
@@ -27,6 +28,9 @@ class SourceRun(Strict):
     batch: str = Field(pattern=RUN_NAME, description="the partition, for instance a day")
     captioner: Engine
     classifier: Engine
+    extra_captioners: tuple[Engine, ...] = Field(
+        (), description="the profiles among the source's `extra_captions`: caption is run for each of them as well"
+    )
     limit: int | None = Field(None, ge=1, description="take only the first rows of the inventory, to try things out")
     pilot: int | None = Field(
         None, ge=1, le=1000, description="stage pilot: caption so many random rows, and show them on a page"
@@ -92,6 +96,9 @@ def source_run(
         batch=batch,
         captioner=load_engine(captioner or source.captioner, "captioner", root),
         classifier=load_engine(source.classifier, "classifier", root),
+        extra_captioners=tuple(
+            load_engine(name, "captioner", root) for name in sorted(source.extra_captions) if name != SOURCE
+        ),
         limit=limit,
     )
 
@@ -116,6 +123,7 @@ def release_run(
         for engine in (
             load_engine(source.captioner, "captioner", root),
             load_engine(source.classifier, "classifier", root),
+            *(load_engine(name, "captioner", root) for name in source.extra_captions if name != SOURCE),
         )
     }
     return ReleaseRun(

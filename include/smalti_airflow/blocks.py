@@ -139,10 +139,10 @@ def batch_name(text: str) -> str:
 
 
 def stage_task(stage: str, settings: dict[str, Any], **kwargs: Any) -> RayStage:
-    """The task of a stage, named after it."""
+    """The task of a stage, named after it unless `task_id` says otherwise."""
     if stage in LONGER:
         kwargs.setdefault("execution_timeout", LONGER[stage])
-    return RayStage(task_id=stage, stage=stage, settings=settings, **kwargs)
+    return RayStage(**{"task_id": stage, "stage": stage, "settings": settings} | kwargs)
 
 
 def report_field(task_id: str, field: str) -> str:

@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from smalti.config import Dataset, Engine, Source, Strict, home, load_file
 from smalti.errors import InputError
+from smalti.profiles import SOURCE
 from smalti_airflow.blocks import DEFAULTS, FIRST_DAY
 
 M = TypeVar("M", bound=Strict)
@@ -80,7 +81,7 @@ def _dangling(found: dict[str, dict[str, Strict]]) -> Iterator[InputError]:
         (f"sources/{source.name}.yaml", "engines", name)
         for source in found["sources"].values()
         if isinstance(source, Source)
-        for name in (source.captioner, source.classifier)
+        for name in (source.captioner, source.classifier, *(name for name in source.extra_captions if name != SOURCE))
     ]
     for where, folder, name in wanted:
         if name not in found[folder]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from smalti import objects
 from smalti.config import Drops, Duplicates
+from smalti.curation import decide as decide_module
 from smalti.curation.curate import curate
 from smalti.curation.record import Explanation, check_rows, explain, read_curation
 from smalti.errors import CorruptError, InputError
@@ -322,3 +325,24 @@ def test_partitions_say_what_the_whole_says(distance: int) -> None:
         QUARANTINE,
         SkipReason.OPTOUT,
     }
+
+
+def test_several_partitions_are_tasks_of_the_cluster_and_one_does_not_join_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[int] = []
+    sent: list[int] = []
+
+    def over_the_wire(function: Any, items: Sequence[Any]) -> Iterator[Any]:
+        sent.append(len(items))
+        for item in items:
+            there, what = pickle.loads(pickle.dumps((function, item)))
+            yield pickle.loads(pickle.dumps(there(what)))
+
+    monkeypatch.setattr(decide_module, "connect_ray", lambda: joined.append(1))
+    monkeypatch.setattr(decide_module, "map_tasks", over_the_wire)
+    samples = rows(*({"phash": number // 2, "sha256": f"{number:064x}"} for number in range(40)))
+    alone, _ = reasons_of(samples, Drops(), partitions=1)
+    assert joined == []
+    together, _ = reasons_of(samples, Drops(), partitions=3)
+    assert (joined, sent) == ([1], [1, 3])
+    assert list(together.copies.copy_of) == list(alone.copies.copy_of)
+    assert (alone.copies.copy_of >= 0).any()

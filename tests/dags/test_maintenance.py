@@ -57,6 +57,30 @@ def test_the_form_begins_as_the_settings_do(dag: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("now", "first"),
+    [
+        ("2026-11-29T01:59", "2026-11-29T02:00"),
+        ("2026-11-29T02:01", "2026-11-29T02:00"),  # a scheduler that is a little late
+        ("2026-11-29T03:30", "2026-12-06T02:00"),
+        ("2026-12-02T12:00", "2026-12-06T02:00"),
+    ],
+)
+def test_a_new_airflow_waits_for_the_next_sunday(
+    dag: Any, now: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It deletes: it must not run as soon as somebody installs it."""
+    from airflow.serialization.serialized_objects import DagSerialization
+    from airflow.timetables import trigger
+    from airflow.timetables.base import TimeRestriction
+
+    kept = DagSerialization.from_dict(DagSerialization.to_dict(dag))  # as the scheduler has it
+    monkeypatch.setattr(trigger, "utcnow", lambda: datetime.fromisoformat(f"{now}:00+00:00"))
+    restriction = TimeRestriction(earliest=kept.start_date, latest=kept.end_date, catchup=kept.catchup)
+    run = kept.timetable.next_dagrun_info(last_automated_data_interval=None, restriction=restriction)
+    assert run.run_after == datetime.fromisoformat(f"{first}:00+00:00")
+
+
+@pytest.mark.parametrize(
     ("run_type", "dry_run", "does"),
     [("scheduled", True, True), ("manual", True, False), ("manual", False, True), ("backfill", True, False)],
 )

@@ -34,6 +34,19 @@ def test_the_line_is_in_order_and_what_is_independent_is_side_by_side() -> None:
     }
 
 
+def test_each_profile_of_the_extra_captions_is_a_task_after_the_other(include: Path) -> None:
+    file = include / "sources" / "hand.yaml"
+    file.write_text(file.read_text() + "extra_captions: [source, qwen3-vl-8b, qwen3.5-9b]\n")
+    dag = load_dags().dags["source_hand"]
+    tasks = [*LINE[:-1], "caption_qwen3-vl-8b", "caption_qwen3.5-9b", LINE[-1]]
+    assert set(pairwise(tasks)) <= edges(dag)
+    assert len(dag.tasks) == len(tasks) + 3
+    task = dag.task_dict["caption_qwen3.5-9b"]
+    assert (task.stage, task.settings["captioner"]) == ("caption", "qwen3.5-9b")
+    assert task.settings["max_gpu_hours"] == dag.task_dict["caption"].settings["max_gpu_hours"]
+    assert task.execution_timeout == dag.task_dict["caption"].execution_timeout
+
+
 def test_a_cron_source_works_on_the_day_that_has_ended() -> None:
     dag = load_dags().dags["source_daily"]
     assert isinstance(dag.timetable, CronPartitionTimetable)
@@ -244,11 +257,13 @@ def test_every_broken_file_is_named(include: Path) -> None:
 
 def test_names_that_lead_nowhere_are_named(include: Path) -> None:
     file = include / "sources" / "hand.yaml"
-    file.write_text(file.read_text() + "captioner: rule\n")
+    file.write_text(file.read_text() + "captioner: rule\nextra_captions: [source, shorter]\n")
     (include / "datasets" / "either.yaml").write_text("sources: [{name: handy}]\n")
     bag = load_dags()
     [text] = bag.import_errors.values()
     engines = ", ".join(sorted(path.stem for path in (include / "engines").glob("*.yaml")))
     assert f"hand.yaml: there is no file engines/rule.yaml. Use one of: {engines}." in text
+    assert f"hand.yaml: there is no file engines/shorter.yaml. Use one of: {engines}." in text
+    assert "engines/source.yaml" not in text
     assert "either.yaml: there is no file sources/handy.yaml. Use one of: daily, hand" in text
     assert set(bag.dags) >= {"source_hand", "source_daily", "release_both"}

@@ -22,7 +22,7 @@ from demo.source import Truth, load_truth
 from smalti.lake import Lake
 from smalti.objects import list_objects
 
-DEMO_SECONDS = 900.0
+DEMO_SECONDS = 1100.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,11 @@ def run_demo(home: Path, *, kill_shard: bool = False) -> tuple[int, str, float, 
         return process.returncode, out.read(), time.monotonic() - began, peak, killed
 
 
+def ids(demo: Demo, outcome: str) -> set[str]:
+    """Of the inputs that must end so."""
+    return {f"demo/{each.file}" for each in demo.truth.with_outcome(outcome)}
+
+
 def kill_half_way(home: Path) -> bool:
     """SIGKILL the shard job's driver once its first shard is written. Returns whether that was done."""
     progress = home / "lake" / "progress" / "demo" / "shard"
@@ -101,7 +106,7 @@ def memory_of_servers(home: Path) -> int:
 @pytest.fixture(scope="session")
 def demo() -> Generator[Demo]:
     """One run, its shard job killed; the servers stay up for the tests and are ended afterwards."""
-    home = Path(tempfile.mkdtemp(prefix="smalti-e2e-")) / "demo"
+    home = Path(tempfile.mkdtemp(prefix="smalti-e2e-")) / ".demo"
     home.mkdir()
     try:
         code, output, seconds, peak, killed = run_demo(home, kill_shard=True)

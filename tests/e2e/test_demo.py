@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from demo.run import BATCH, environment
 from demo.servers import REPOSITORY, find_servers
 from smalti.images.buckets import Bucket, bucket_of
 from smalti.images.encode import quality_tables, read_tables
@@ -24,11 +25,7 @@ from smalti.objects import list_names, list_objects, local_path, read_bytes
 from smalti.release.manifest import Manifest, read_manifest
 from smalti.release.summary import summary
 from smalti.shards import mds
-from tests.e2e.conftest import Demo, our_processes, run_demo
-
-
-def ids(demo: Demo, outcome: str) -> set[str]:
-    return {f"demo/{each.file}" for each in demo.truth.with_outcome(outcome)}
+from tests.e2e.conftest import Demo, ids, our_processes, run_demo
 
 
 def stored(demo: Demo) -> dict[str, dict[str, mds.Value]]:
@@ -105,17 +102,13 @@ def test_every_stored_picture_has_its_bucket_s_shape_and_the_tables_of_92(demo: 
         assert read_tables(data) == quality_tables(92), name
 
 
-def test_an_unmodified_streamingdataset_reads_part_and_trees(demo: Demo, tmp_path: Path) -> None:
-    """In a process of its own: that is how a trainer has it."""
-    from smalti.release.pull import pull
-
-    pull(demo.manifest, tmp_path / "pulled", materialize=True)
+def test_an_unmodified_streamingdataset_reads_part_and_tree(demo: Demo) -> None:
+    """In a process of its own: that is how a trainer has it. The tutorial's test reads what was pulled."""
     part = demo.lake.part("demo", list_names(demo.lake.parts("demo"))[0])
     manifest = read_manifest(demo.manifest)
     counts = {
         local_path(part): manifest.accounting.samples,
         local_path(demo.lake.tree("demo", manifest.version)): manifest.accounting.kept,
-        tmp_path / "pulled": manifest.accounting.kept,
     }
     script = (
         "import sys; from pathlib import Path; from streaming import StreamingDataset\n"
@@ -132,15 +125,15 @@ def test_an_unmodified_streamingdataset_reads_part_and_trees(demo: Demo, tmp_pat
     assert all(n == unique for n, unique, _ in lines)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_loader_serves_each_kept_sample_once_and_no_other(demo: Demo, workers: int) -> None:
+def test_the_loader_serves_each_kept_sample_once_and_no_other_to_two_workers(demo: Demo) -> None:
+    """Without workers the tutorial's test does it."""
     script = (
         "import sys, json; from torch.utils.data import DataLoader; from smalti.loader import ReleaseDataset\n"
         "data = ReleaseDataset(sys.argv[1], batch_size=4, shuffle=True)\n"
-        "loader = DataLoader(data, batch_size=4, num_workers=int(sys.argv[2]), collate_fn=lambda s: [x['id'] for x in s])\n"
+        "loader = DataLoader(data, batch_size=4, num_workers=2, collate_fn=lambda s: [x['id'] for x in s])\n"
         "print(json.dumps([i for batch in loader for i in batch]))\n"
     )
-    command = [sys.executable, "-c", script, str(local_path(demo.manifest)), str(workers)]
+    command = [sys.executable, "-c", script, str(local_path(demo.manifest))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     served = Counter(json.loads(done.stdout.splitlines()[-1]))
@@ -162,15 +155,46 @@ def manifest_of(lake: Lake, version: str) -> Manifest:
     return read_manifest(lake.manifest("demo", version))
 
 
-def test_the_demo_again_changes_nothing_and_stop_ends_all_of_it(demo: Demo) -> None:
-    """Last: it ends the servers."""
-    before = {o.uri: o.generation for o in list_objects(demo.lake.root) if "/runs/" not in o.uri}
+def everything(lake: Lake) -> dict[str, object]:
+    """Every object but what runs write about themselves -> its generation."""
+    return {each.uri: each.generation for each in list_objects(lake.root) if "/runs/" not in each.uri}
+
+
+def test_the_same_batch_and_the_same_release_again_change_nothing(demo: Demo) -> None:
+    """The source's stages without Airflow, which has run them; then its asset's news once more, and the release that it starts."""
+    before, digest = everything(demo.lake), read_manifest(demo.manifest).digest
+    env = os.environ | environment(demo.home)
+    command = [sys.executable, "-m", "smalti.cli", "source", "run", "demo", "--batch", BATCH]
+    again = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert again.returncode == 0, again.stderr[-2000:]
+    servers = find_servers(demo.home)
+    assert servers is not None
+    assert servers.airflow is not None
+    with servers.airflow.api() as api:
+        known = {run["dag_run_id"] for run in api.runs("release_demo")}
+        [run] = [run["dag_run_id"] for run in api.runs("source_demo")]
+        done = {"dry_run": False, "dag_run_id": run, "task_ids": ["done"], "only_failed": False}
+        api.call("POST", "dags/source_demo/clearTaskInstances", done)
+        release = api.wait_for_run("release_demo", known)
+        assert api.wait("release_demo", release) == "success"
+        assert api.xcom("release_demo", release, "assemble")["manifest"] == demo.manifest
+    assert everything(demo.lake) == before
+    assert f"digest    {digest}" in demo.output
+    assert read_manifest(demo.manifest).digest == digest
+
+
+@pytest.mark.prove
+def test_the_demo_again_changes_nothing(demo: Demo) -> None:
+    """As a person does it: all stages through Airflow, and the digest printed. The test above is the short form."""
+    before = everything(demo.lake)
     code, output, _, _, _ = run_demo(demo.home)
     assert code == 0, output[-4000:]
-    digest = read_manifest(demo.manifest).digest
-    assert f"digest    {digest}" in output
-    assert f"digest    {digest}" in demo.output
-    assert {o.uri: o.generation for o in list_objects(demo.lake.root) if "/runs/" not in o.uri} == before
+    assert f"digest    {read_manifest(demo.manifest).digest}" in output
+    assert everything(demo.lake) == before
+
+
+def test_stop_ends_all_of_it(demo: Demo) -> None:
+    """Last: it ends the servers."""
     running = our_processes(demo.home)
     assert running
     command = [sys.executable, "-m", "demo.stop"]

@@ -63,7 +63,7 @@ def run_job(servers: Servers, name: str, entrypoint: str) -> tuple[str, str]:
     assert servers.ray is not None
     with servers.ray.jobs() as client:
         client.post("/api/jobs/", json={"entrypoint": entrypoint, "submission_id": name}).raise_for_status()
-        until = time.monotonic() + 120
+        until = time.monotonic() + 400
         while (state := client.get(f"/api/jobs/{name}").json()["status"]) not in ("SUCCEEDED", "FAILED"):
             assert time.monotonic() < until, state
             time.sleep(0.3)

@@ -39,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("there is no .venv-vllm: `make vllm` makes it")
     folder = tmp_path_factory.mktemp("models")
     subprocess.run(
-        [PROGRAMS / "python", "-m", "tests.support.tiny_models", folder], cwd=REPOSITORY, check=True, timeout=200
+        [PROGRAMS / "python", "-m", "tests.support.tiny_models", folder], cwd=REPOSITORY, check=True, timeout=500
     )
     return folder
 
@@ -93,7 +93,7 @@ def run_stage(server: RayServer, lake: Lake, told: SourceRun, name: str) -> dict
     entrypoint = f"python -m smalti.jobs {name} --spec {write_spec(spec)} --attempt 1"
     with server.jobs() as jobs:
         jobs.post("/api/jobs/", json={"entrypoint": entrypoint, "submission_id": name}).raise_for_status()
-        until = time.monotonic() + 300
+        until = time.monotonic() + 600
         while (job := jobs.get(f"/api/jobs/{name}").json())["status"] not in ("SUCCEEDED", "FAILED"):
             assert time.monotonic() < until, jobs.get(f"/api/jobs/{name}/logs").json()["logs"][-3000:]
             time.sleep(0.5)

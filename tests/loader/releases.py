@@ -25,7 +25,7 @@ from smalti.release.manifest import (
     rebase,
 )
 from smalti.release.optouts import OptoutSnapshot
-from smalti.release.skips import SkipFile, compress, sha256
+from smalti.release.skips import SkipFile, canonical_json, compress, sha256
 from smalti.shards import mds
 
 Bucket = tuple[int, str]
@@ -36,6 +36,9 @@ Shards = Mapping[str, Mapping[str, Mapping[Bucket, Sequence[int]]]]
 
 Skips = Callable[[str], Sequence[SkipReason]]
 """sample id -> why it is left out; empty: it is kept"""
+
+Words = Callable[[str], Mapping[str, str]]
+"""sample id -> extra caption column -> words; within a part always the same columns"""
 
 COLUMNS = {"image": "jpeg", "caption": "str", "id": "str", "source": "str", "width": "int", "height": "int"}
 
@@ -110,6 +113,8 @@ def build(
     groups: Mapping[str, str] | None = None,
     mixing: Mapping[str, float] | None = None,
     reason_sets: Sequence[Sequence[SkipReason]] = (),
+    captions: Mapping[str, float] | None = None,
+    words: Words | None = None,
 ) -> Release:
     """Write parts (unless they are there) and a release over all of them.
 
@@ -119,6 +124,8 @@ def build(
         groups: source -> mix group; all in `main` by default.
         mixing: mix group -> proportion; equal by default.
         reason_sets: sets that may be lifted. Whatever is lifted, the same samples are duplicates.
+        captions: the release's weights; `caption` alone by default.
+        words: extra caption columns of a sample.
     """
     images: dict[str, bytes] = {}
     kept_ids: dict[str, list[list[str]]] = defaultdict(list)
@@ -131,7 +138,9 @@ def build(
         stream = (group_of[source], tier, ar)
         ids = [f"{source}/{part}/{tier}/{ar}/{number}/{index}" for index in range(samples)]
         images |= {each: picture(each) for each in ids}
-        data = mds.encode_shard(COLUMNS, [_sample(each, source, images[each]) for each in ids])
+        extra = dict.fromkeys(words(ids[0]), "str") if words else {}
+        samples_of = [_sample(each, source, images[each]) | (dict(words(each)) if words else {}) for each in ids]
+        data = mds.encode_shard(COLUMNS | extra, samples_of)
         create_bytes(lake.shard(source, part, tier, ar, number), data)
         entry = rebase(mds.shard_entry(f"shard.{number:05d}.mds", data), f"{source}/{part}/{tier}/{ar}")
         entries[stream].append(entry)
@@ -154,7 +163,7 @@ def build(
         digest="0" * 64,
         streams=tuple(streams),
         mixing=dict(mixing or dict.fromkeys(group_of.values(), 1.0)),
-        captions={"caption": 1.0},
+        captions=dict(captions or {"caption": 1.0}),
         sources=sources,
         reasons=tuple(SkipReason),
         reason_sets=((), *sets),
@@ -168,6 +177,7 @@ def build(
     ).with_digest()
     assert manifest.imbalances() == []
     uri = lake.manifest(dataset, version)
+    create_bytes(lake.claim(dataset, version), canonical_json({"digest": manifest.digest, "parent": None}))
     create_bytes(uri, manifest.encode())
     return Release(uri, manifest, dict(kept_ids), left_out, images)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ def applied(release: Release, position: int) -> Release:
         source, target = (path_of(each).parent / stream.index for each in (release.uri, uri))
         target.parent.mkdir(parents=True)
         target.write_bytes(source.read_bytes())
+    create_bytes(uri.replace("manifest.json", "claim.json"), b"{}")
     create_bytes(uri, manifest.encode())
     return Release(uri, manifest, release.shards, release.skipped, release.images)
 
@@ -248,6 +250,11 @@ def test_a_copy_is_refused_when_its_check_is_too_old(lake: Lake, tmp_path: Path)
     (disk / ".smalti" / "optouts.json").unlink()
     with pytest.raises(InputError, match="compared with the lake's never"):
         ours(copy)
+    shutil.rmtree(disk / ".smalti")
+    more: dict[str, Any]
+    for more in ({}, {"optouts": 0}, {"max_optout_age": None}):
+        with pytest.raises(InputError, match=r"neither a claim\.json.*nor \.smalti, as in a pulled copy"):
+            ours(copy, **more)
 
     opt_out(lake, 1, release.all_kept[:8])
     pull(release.uri, disk, refresh_optouts=True)

@@ -155,11 +155,12 @@ def test_a_run_that_cannot_get_a_shard_ends(lake: Lake, tmp_path: Path, how: str
     """Both background threads may have failed, and the end of the epoch must not wait for them."""
     release = build(lake)
     shard = path_of(lake.shard("beta", "00001-cccccccccccc", 512, "1.000", 1))
+    datasets = [ours(release, local=str(tmp_path / str(attempt))) for attempt in range(6)]
     shard.chmod(0o644)
     shard.unlink() if how == "missing" else damage(shard)
-    for attempt in range(6):
+    for dataset in datasets:
         with pytest.raises((CorruptError, MissingObject, RuntimeError), match=r"shard\.00001\.mds"):
-            ids(ours(release, local=str(tmp_path / str(attempt))))
+            ids(dataset)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import os
 import random
+import re
+import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +22,11 @@ from streaming import Stream, StreamingDataset
 from torch import distributed as dist
 from torch.utils.data import DataLoader
 
-from smalti.errors import InputError, LakeError
+from smalti.errors import CorruptError, InputError, LakeError, MissingObject
 from smalti.lake import Lake
-from smalti.loader import ReleaseDataset
+from smalti.loader import ReleaseDataset, SkipStream
 from smalti.release.materialize import materialize
+from smalti.release.pull import pull
 from tests.loader.ranks import Group, Ranks, World
 from tests.loader.releases import Bucket, Release, build, opt_out, skip_share, stand_in
 from tests.loader.serving import METHODS, flat, ids, path_of
@@ -29,6 +34,12 @@ from tests.loader.serving import METHODS, flat, ids, path_of
 WORLDS = [World(nodes, ranks) for nodes, ranks in ((1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (4, 1))]
 SHORT, LONG = 4, 75
 """Examples of each method."""
+
+FEW = 2
+"""Samples left to a rank, up to which StreamingDataset may repeat others than in the whole epoch (partition/orig.py)."""
+
+OURS = ("release", "selection", "optouts")
+"""What ReleaseDataset adds to a state."""
 
 _NUMBERS = itertools.count()
 
@@ -145,13 +156,21 @@ def run_once(uri: str, tree: str, case: Case, method: str) -> dict[str, Any]:
     options = arguments(case, method)
     dataset = ReleaseDataset(uri, **options)
     names = [stream.name for stream in dataset.streams]
-    plain = StreamingDataset(streams=[Stream(local=f"{tree}/{n.split('/', 1)[1]}") for n in names], **options)
-    ours, theirs = ([ids(each, case.workers, case.batch) for _ in range(case.epochs)] for each in (dataset, plain))
+
+    def plain() -> StreamingDataset:
+        return StreamingDataset(streams=[Stream(local=f"{tree}/{n.split('/', 1)[1]}") for n in names], **options)
+
+    ours, theirs = ([ids(each, case.workers, case.batch) for _ in range(case.epochs)] for each in (dataset, plain()))
     first, state = interrupt(ReleaseDataset(uri, **options), case, possible(case, ours[0]))
     resumed = ReleaseDataset(uri, **options)
     resumed.load_state_dict(state)
     rest = ids(resumed, case.workers, case.batch)
-    return {"streams": names, "ours": ours, "theirs": theirs, "first": first, "state": state, "rest": rest}
+    found = {"streams": names, "ours": ours, "theirs": theirs, "first": first, "state": state, "rest": rest}
+    if len(flat(rest)) <= FEW and method == "random":
+        tail = plain()
+        tail.load_state_dict({name: value for name, value in state.items() if name not in OURS})
+        found["their rest"] = ids(tail, case.workers, case.batch)
+    return found
 
 
 def run_on(uri: str, state: dict[str, Any], case: Case, method: str) -> tuple[list[list[list[str]]], dict[str, Any]]:
@@ -181,7 +200,7 @@ def check(case: Case, method: str, pool: Ranks, folder: Path) -> None:
     for each in outcomes:
         assert each["ours"] == each["theirs"]
         assert each["first"] == each["ours"][0][:done]
-        assert each["rest"] == each["ours"][0][done:]
+        check_rest(each["rest"], each["ours"][0][done:], each.get("their rest"), outcomes)
         assert not set(flat(flat(each["ours"]))) & release.skipped
         assert set(flat(flat(each["ours"]))) <= set(release.all_kept)
     if method == "random":
@@ -194,10 +213,26 @@ def check(case: Case, method: str, pool: Ranks, folder: Path) -> None:
         assert all("fills a batch" in str(each) for each in later)
         return
     for before, (epochs, state) in zip(outcomes, later, strict=True):
-        for expected, found in zip([before["ours"][0][done:], *before["ours"][1:]], epochs, strict=True):
+        for expected, found in zip([before["rest"], *before["ours"][1:]], epochs, strict=True):
             assert found == [[stand_in(release, gone, s) if s in gone else s for s in batch] for batch in expected]
             assert not set(flat(found)) & gone
         assert state["optouts"] == 0  # the order is still the checkpoint's
+
+
+def check_rest(
+    rest: list[list[str]], expected: list[list[str]], theirs: list[list[str]] | None, outcomes: list[dict[str, Any]]
+) -> None:
+    """A resume is exact, but for this: so that each rank has as many samples, StreamingDataset repeats some of the last; with `random`
+    some of those that are left, which are others if hardly any is left. Then a rewritten tree has the same.
+    """
+    if theirs is not None:
+        assert rest == theirs
+        served = Counter(sample for each in outcomes for sample in flat(each["ours"][0]))
+        if rest != expected:
+            assert served[expected[-1][-1]] > 1  # it was a repetition
+            assert [*flat(rest)[:-1], ""] == [*flat(expected)[:-1], ""]
+            return
+    assert rest == expected
 
 
 def opted_out(case: Case, release: Release, streams: list[str]) -> set[str]:
@@ -219,10 +254,13 @@ PROFILE = settings(
 )
 CROWD = Case(World(1, 4), 2, layout=1, share=0.3, whole=0.3, batch=2, shuffle=True, done=1, optouts=0.3, seed=3)
 
+END = Case(World(2, 2), 2, layout=2, share=0.95, whole=0.0, batch=1, shuffle=True, done=2, optouts=0.5, seed=11)
+"""One sample is left to each node of two ranks."""
+
 
 def campaign(method: str, pool: Ranks, folder: Path, profile: settings) -> None:
     @profile
-    @example(CROWD)
+    @example(END if method == "random" else CROWD)
     @given(CASES)
     def hold(case: Case) -> None:
         check(case, method, pool, folder)
@@ -288,8 +326,8 @@ def test_ranks_that_cannot_talk_do_not_guess(ranks: Ranks, lake: Lake, tmp_path:
     release = build(lake)
     for error in ranks.run(World(1, 2, "none"), tmp_path, position, release.uri):
         assert isinstance(error, InputError)
-        assert "2 ranks cannot agree on the opt-outs" in str(error)
-        assert "optouts=<position>" in str(error)
+        assert "2 ranks cannot talk to each other" in str(error)
+        assert "torchrun" in str(error)
 
 
 def test_a_stream_of_which_nothing_is_left_ends_every_rank(ranks: Ranks, lake: Lake, tmp_path: Path) -> None:
@@ -300,3 +338,160 @@ def test_a_stream_of_which_nothing_is_left_ends_every_rank(ranks: Ranks, lake: L
     for error in ranks.run(case.world, tmp_path, run_on, release.uri, state, case, "random"):
         assert isinstance(error, InputError)
         assert "everything that the checkpoint serves of stream main/1024/1.286 was opted out since" in str(error)
+
+
+# What one rank runs into
+
+
+def only(rank: int, uri: str, here: dict[str, Any], environment: dict[str, str], **others: Any) -> int:
+    """A dataset on every rank; one rank has other arguments and another environment. {node} in them is the rank's node."""
+    node, mine = str(int(os.environ["RANK"]) // int(os.environ["LOCAL_WORLD_SIZE"])), int(os.environ["RANK"]) == rank
+    options: dict[str, Any] = {"batch_size": 1, "uri": uri} | others | (here if mine else {})
+    options = {name: v.replace("{node}", node) if isinstance(v, str) else v for name, v in options.items()}
+    os.environ.update(environment if mine else {})  # the next run sets them anew
+    return int(ReleaseDataset(options.pop("uri"), **options).size)
+
+
+def refused(outcomes: list[Any], says: str, kind: type[Exception] = InputError) -> None:
+    """Every rank has ended, with one and the same line."""
+    assert {type(each) for each in outcomes} == {kind}, outcomes
+    assert len({str(each) for each in outcomes}) == 1
+    assert re.search(says, str(outcomes[0])), outcomes[0]
+
+
+@pytest.mark.parametrize("world", [World(1, 2), World(2, 1, "environment")])
+def test_a_shard_that_the_lake_has_not_ends_every_rank_once(
+    world: World, ranks: Ranks, lake: Lake, tmp_path: Path
+) -> None:
+    release = build(lake)
+    shard = path_of(lake.shard("beta", "00001-cccccccccccc", 512, "1.000", 1))
+    shard.chmod(0o644)
+    local = {"local": str(tmp_path / "cache{node}")}
+    assert set(ranks.run(world, tmp_path, functools.partial(only, 0, release.uri, {}, {}, **local))) == {118}
+    shard.write_bytes(shard.read_bytes()[:-1])
+    cut = ranks.run(world, tmp_path, functools.partial(only, 0, release.uri, {}, {}, **local))
+    refused(cut, rf"^file://{shard}: the shard has \d+ bytes instead of", CorruptError)
+    shard.unlink()
+    gone = ranks.run(world, tmp_path, functools.partial(only, 0, release.uri, {}, {}, **local))
+    refused(gone, rf"^file://{shard}: the shard is not there", MissingObject)
+
+
+def test_what_only_another_node_has_to_fetch_is_looked_for(ranks: Ranks, lake: Lake, tmp_path: Path) -> None:
+    release, world = build(lake), World(2, 1)
+    pull(release.uri, tmp_path / "cache0")
+    name = "beta/00001-cccccccccccc/512/1.000/shard.00001.mds"
+    path_of(f"{lake.parts_root()}/{name}").unlink()
+    both = functools.partial(only, 0, release.uri, {}, {}, local=str(tmp_path / "cache{node}"))
+    refused(ranks.run(world, tmp_path, both), f"{name}: the shard is not there", MissingObject)
+    shutil.copytree(tmp_path / "cache0" / "parts", tmp_path / "cache1" / "parts")
+    assert ranks.run(world, tmp_path, both) == [118, 118]
+
+
+def test_what_is_wrong_with_the_copy_of_one_node_ends_every_rank(ranks: Ranks, lake: Lake, tmp_path: Path) -> None:
+    release, world = build(lake), World(2, 2)
+    opt_out(lake, 3, release.all_kept[:2])
+    for node in ("0", "1"):
+        pull(release.uri, tmp_path / node)
+    run = functools.partial(only, 0, f"{tmp_path}/{{node}}/releases/demo/v1/manifest.json", {}, {})
+    assert ranks.run(world, tmp_path, run) == [116] * 4
+    check = tmp_path / "1" / ".smalti" / "optouts.json"
+    note = check.read_text()
+    check.write_text(json.dumps(json.loads(note) | {"checked": "2020-01-01T00:00:00Z"}))
+    refused(ranks.run(world, tmp_path, run), r"^rank 2 \(.+\), .*/1: the opt-outs of this copy were last compared")
+    check.write_text(note)
+    snapshot = path_of(Lake.at(str(tmp_path / "1")).optout_snapshot(3))
+    snapshot.rename(tmp_path / "aside")
+    refused(ranks.run(world, tmp_path, run), r"^rank 2 .*the opt-outs of position 3 are not here", MissingObject)
+    snapshot.write_bytes((tmp_path / "aside").read_bytes())
+    next((tmp_path / "1" / "parts").rglob("shard.00001.mds")).unlink()
+    refused(ranks.run(world, tmp_path, run), r"^rank 2 .*shard\.00001\.mds: the shard is not here", MissingObject)
+
+
+@pytest.mark.parametrize(
+    ("here", "environment", "says"),
+    [
+        ({"batch_size": 0}, {}, r"^rank 1 \(.+\), .*batch_size=0 is no size"),
+        ({"batch_size": 2}, {}, "rank 1 has another batch_size than rank 0"),
+        ({"shuffle": True, "shuffle_seed": 5}, {}, "rank 1 has another shuffle than rank 0"),
+        ({"tiers": [512]}, {}, "rank 1 has another choice of streams than rank 0"),
+        ({"optouts": 0}, {}, r"rank 1 has another optouts than rank 0 \(0, not 3\)"),
+        ({"local": "/tmp/elsewhere"}, {}, "ranks of one node have several local: /tmp/elsewhere, None"),
+        ({"uri": "of another version"}, {}, "rank 1 has another release than rank 0"),
+        ({}, {"LOCAL_WORLD_SIZE": "1"}, "rank 1 has LOCAL_WORLD_SIZE=1, rank 0 2, of 2 ranks"),
+        ({}, {"RANK": "0"}, "rank 1 of 2 of the process group has RANK=0 and WORLD_SIZE=2"),
+        ({}, {"WORLD_SIZE": "1", "RANK": "0"}, "rank 1 of 2 of the process group has RANK=0 and WORLD_SIZE=1"),
+    ],
+)
+def test_a_rank_that_was_started_otherwise_ends_every_rank(
+    here: dict[str, Any], environment: dict[str, str], says: str, ranks: Ranks, lake: Lake, tmp_path: Path
+) -> None:
+    release = build(lake)
+    opt_out(lake, 3, release.all_kept[:2])
+    if "uri" in here:
+        here = {"uri": build(lake, version="v2", skips=skip_share(0.1)).uri}
+    refused(ranks.run(World(1, 2), tmp_path, functools.partial(only, 1, release.uri, here, environment)), says)
+
+
+class Refuses(SkipStream):
+    def __init__(self, **stream: Any) -> None:
+        if os.environ["RANK"] == "1":
+            raise ValueError("no such disk")
+        super().__init__(**stream)
+
+
+def other_errors(uri: str) -> str:
+    try:
+        ReleaseDataset(uri, batch_size=1, stream_class=Refuses)
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "opened"
+
+
+def test_an_error_of_no_kind_of_ours_reaches_every_rank_too(ranks: Ranks, lake: Lake, tmp_path: Path) -> None:
+    first, second = ranks.run(World(1, 2), tmp_path, other_errors, build(lake).uri)
+    assert re.fullmatch(r"RuntimeError: rank 1 \(.+\): ValueError: no such disk", first)
+    assert second == "ValueError: no such disk"
+
+
+def resumed(uris: list[str], states: list[Any]) -> int:
+    rank = int(os.environ["RANK"])
+    dataset = ReleaseDataset(uris[rank % len(uris)], batch_size=1)
+    dataset.load_state_dict(states[rank % len(states)])
+    return dataset.optouts
+
+
+def test_a_checkpoint_that_one_rank_refuses_ends_every_rank(ranks: Ranks, lake: Lake, tmp_path: Path) -> None:
+    release, world = build(lake), World(2, 1)
+    opt_out(lake, 1, release.all_kept[:2])
+    state = ReleaseDataset(release.uri, batch_size=1).state_dict(0, True)
+    opt_out(lake, 2, release.all_kept[:5])
+    uris = [pull(release.uri, tmp_path / node, positions=[1]).manifest for node in ("0", "1")]
+    assert ranks.run(world, tmp_path, resumed, uris, [state]) == [1, 1]
+    refused(ranks.run(world, tmp_path, resumed, uris, [state, None]), "rank 1 .*a NoneType is no checkpoint's state")
+    newer = state | {"optouts": 2}
+    refused(ranks.run(world, tmp_path, resumed, uris, [state, newer]), "rank 1 has another position of opt-outs")
+    path_of(Lake.at(str(tmp_path / "1")).optout_snapshot(1)).unlink()
+    outcomes = ranks.run(world, tmp_path, resumed, uris, [state])
+    refused(outcomes, r"^rank 1 .*the opt-outs of position 1 are not here", MissingObject)
+
+
+def captions_of(uri: str, workers: int) -> list[dict[str, str]]:
+    """id -> caption, of this rank in two epochs."""
+    dataset = ReleaseDataset(uri, batch_size=2, shuffle=True)
+    loaded: Any = DataLoader(dataset, batch_size=2, num_workers=workers, collate_fn=list)
+    return [{sample["id"]: sample["caption"] for batch in loaded for sample in batch} for _ in range(2)]
+
+
+def test_every_world_sees_the_same_captions(ranks: Ranks, lake: Lake, tmp_path: Path) -> None:
+    weights = {"caption": 1.0, "caption_source": 1.0}
+    release = build(lake, captions=weights, words=lambda name: {"caption_source": f"alt of {name}"})
+    seen: list[list[dict[str, str]]] = []
+    for world, workers in ((World(), 0), (World(1, 3), 0), (World(2, 1), 2)):
+        epochs: list[dict[str, str]] = [{}, {}]
+        for of_rank in ranks.run(world, tmp_path, captions_of, release.uri, workers):
+            for epoch, found in zip(epochs, of_rank, strict=True):
+                epoch.update(found)
+        seen.append(epochs)
+    assert seen[0][0].keys() == set(release.all_kept)
+    assert seen[0][0] != seen[0][1]
+    assert seen[0] == seen[1] == seen[2]

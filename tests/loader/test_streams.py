@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ import pytest
 from streaming import Stream
 from torch.utils.data import DataLoader
 
+from smalti.errors import InputError
 from smalti.lake import Lake
-from smalti.loader import ReleaseDataset, SkipStreamMixin
+from smalti.loader import ReleaseDataset, SkipStream, SkipStreamMixin
 from smalti.loader.fetch import fetch
 from smalti.loader.streams import KeptReader
 from tests.loader.releases import Release, build, opt_out, stand_in
@@ -80,3 +83,113 @@ def test_it_resumes_and_exchanges_what_was_opted_out(lake: Lake) -> None:
     resumed.load_state_dict(state)
     assert flat(ids(resumed)) == [stand_in(release, gone, s) if s in gone else s for s in flat(whole[1:])]
     assert {stream.title() for stream in resumed.streams} == {"latents: True"}
+
+
+class IndexStream(Stream):
+    """A constructor of positional arguments, names of its own that a release's stream might use, another transport."""
+
+    def __init__(self, index_file: str = "index.json", *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.index_file, self.name = index_file, "mine"
+        self._source = self._parts = self._served = self._readers = self._here = self._in_place = None
+
+    def get_shards(self, world: Any, allow_unsafe_types: bool) -> list[Any]:
+        raise AssertionError("it would look for its index")
+
+    def prepare_shard(self, shard: Any) -> int:
+        raise AssertionError("it would bring shards from nowhere")
+
+    def _download_file(self, from_basename: str, to_basename: str | None = None) -> str:
+        raise AssertionError("so would this")
+
+
+class Extended(SkipStreamMixin, IndexStream):  # type: ignore[override]  # both have a name
+    """What is added after what the release decides."""
+
+    prepared: list[str] = []  # noqa: RUF012  # of all streams
+
+    def get_shards(self, world: Any, allow_unsafe_types: bool) -> list[Any]:
+        shards = super().get_shards(world, allow_unsafe_types)
+        for shard in shards:
+            shard.visits = getattr(shard, "visits", 0) + 1
+        return shards
+
+    def prepare_shard(self, shard: Any) -> int:
+        added = super().prepare_shard(shard)
+        self.prepared.extend([shard.raw_data.basename] if added else [])
+        return added
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_its_constructor_and_its_names_do_not_disturb(
+    releases: dict[str, Release], method: str, tmp_path: Path
+) -> None:
+    release = releases["much"]
+    made = functools.partial(Extended, index_file="filtered.json")
+    mine = ours(release, batching_method=method, stream_class=made, local=str(tmp_path))
+    assert ids(mine) == ids(plain(release, batching_method=method))
+    assert {(stream.index_file, stream.name) for stream in mine.streams} == {("filtered.json", "mine")}
+    assert {shard.visits for shard in mine.shards} == {1}
+
+
+def test_what_it_adds_to_getting_a_shard_is_done(lake: Lake, tmp_path: Path) -> None:
+    release = build(lake, skips=SKIPS["much"])
+    Extended.prepared.clear()
+    dataset = ours(release, local=str(tmp_path), stream_class=Extended)
+    assert sorted(flat(ids(dataset))) == sorted(release.all_kept)
+    assert sorted(Extended.prepared) == sorted(shard.raw_data.basename for shard in dataset.shards)
+
+
+def test_a_transport_that_is_not_used_is_named(lake: Lake, caplog: pytest.LogCaptureFixture) -> None:
+    class Late(SkipStream):
+        def _download_file(self, from_basename: str, to_basename: str | None = None) -> str:
+            raise AssertionError
+
+    release = build(lake)
+    for given, says in (
+        (
+            Extended,
+            ["IndexStream.prepare_shard, IndexStream._download_file: not called for a release; override fetch_shard"],
+        ),
+        (Late, ["Late._download_file: not called for a release; override fetch_shard"]),
+        (OurStream, []),
+        (SkipStream, []),
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "smalti"):
+            ours(release, stream_class=given)
+        assert [record.message for record in caplog.records] == says
+
+
+class Reversed(PatchedStream, SkipStreamMixin):
+    pass
+
+
+class Forgetful(SkipStreamMixin, PatchedStream):
+    def __init__(self, *, proportion: float | None = None, **stream: Any) -> None:
+        super().__init__(**stream)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            PatchedStream,
+            r"stream_class=PatchedStream is no stream of a release\. Write class Ours\(SkipStreamMixin, Patched",
+        ),
+        (Reversed, "stream_class=Reversed has SkipStreamMixin after its Stream. Name SkipStreamMixin first"),
+        (Forgetful, "Forgetful does not hand its proportion on to Stream"),
+        (lambda **_: PatchedStream(local="/nowhere"), "stream_class made a PatchedStream"),
+    ],
+)
+def test_a_class_that_will_not_do_is_one_line(lake: Lake, given: Any, says: str) -> None:
+    release = build(lake, groups={"alpha": "a", "beta": "b"})
+    with pytest.raises(InputError, match=says):
+        ours(release, stream_class=given)
+
+
+def test_its_shards_can_be_asked_for_again(lake: Lake) -> None:
+    release = build(lake, skips=SKIPS["much"])
+    dataset = ours(release)
+    again = [shard for stream in dataset.streams for shard in stream.get_shards(dataset._unique_rank_world, False)]
+    assert again == dataset.shards

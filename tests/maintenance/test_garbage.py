@@ -21,7 +21,7 @@ from smalti.maintenance.marks import read_mark, unfinished
 from smalti.maintenance.merge import merge
 from smalti.release import assemble as assemble_module
 from smalti.release import verify as verify_module
-from smalti.release.assemble import assemble, claim_version, versions_of
+from smalti.release.assemble import assemble, claim_version, claimed_versions
 from smalti.release.latest import live_versions, move_latest, read_latest
 from smalti.release.manifest import read_manifest
 from smalti.release.publish import rollback
@@ -127,7 +127,7 @@ def test_a_version_that_was_given_up_is_never_served_again_and_its_name_stays_ta
     assert claim_version(lake, "set", first.digest, None).version == "v3", "the same content gets another name"
     age(lake, 30)
     collect(lake, 8, keep_versions=1)
-    assert versions_of(lake, "set") == ["v1", "v2", "v3"]
+    assert claimed_versions(lake, "set") == ["v1", "v2", "v3"]
     assert objects.exists(lake.release_tombstone("set", "v1"))
     assert not objects.exists(lake.manifest("set", "v1"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +17,13 @@ from smalti.release.optouts import OptoutSnapshot
 from smalti.release.summary import summary
 from smalti.release.verify import verify_manifest
 from smalti.settings import MaintenanceRun
-from smalti.shards.part import batch_orders, committed_parts
+from smalti.shards import mds
+from smalti.shards.part import Part, batch_orders, committed_parts
+from smalti.shards.samples import decode_samples, extra_columns
 from smalti.shards.stage import shard
 from smalti.sources.inventory import OBJECTS, Inventory
+from smalti.table import store
+from smalti.table.schema import caption_columns
 from smalti.trace import trace
 from tests.maintenance.conftest import APPLY, content, deliver, release, rows_of_a_day, served, until_done
 from tests.maintenance.test_rewrite import shards_of
@@ -179,3 +184,64 @@ def test_a_part_that_holds_what_is_opted_out_stays_and_the_next_release_leaves_i
     assert (new.optouts, new.accounting.skipped["optout"]) == (1, 1)  # type: ignore[index]
     assert "demo/1-0.jpg" not in summary(lake.manifest("set", new.version)).kept_ids
     assert verify_manifest(lake.manifest("set", new.version)).faults == ()
+
+
+def test_parts_with_other_caption_columns_are_not_merged_and_what_is_written_anew_keeps_them(lake: Lake) -> None:
+    """The three days of the lake have none; days 4 and 5 have the source's captions, day 6 those of a profile."""
+    store.ensure_columns(lake.table("demo"), caption_columns("short").fields({}))
+    names = {}
+    for day, extra in ((4, "source"), (5, "source"), (6, "short")):
+        rows = rows_of_a_day(day)
+        said = [dataclasses.replace(row, source_caption=f"alt of {row.key}") for row in rows[2:]]
+        run = source_run(batch=f"b{day}", extra_captions=[extra])
+        write_table(lake, run, [dataclasses.replace(row, extra=(("short", None, None),)) for row in (*rows[:2], *said)])
+        names[day] = str(shard(lake, run).part)
+
+    def parts() -> dict[tuple[str, ...], Part]:
+        return {extra_columns(part.columns): part for part in committed_parts(lake, "demo")}
+
+    report = merged(lake)
+    assert sorted(len(olds) for olds in report.merged.values()) == [2, 3]
+    assert sorted(parts()) == [(), ("caption_short",), ("caption_source",)]
+    assert parts()["caption_short",].name == names[6]
+    assert set(parts()["caption_source",].replaces) == {names[4], names[5]}
+    for written, count in ((parts()["caption_source",], 6), (rewritten(lake), 4)):  # the pages of text are dropped
+        assert written.extra_captions == {"caption_source": count}
+        words: dict[str, str] = {}
+        for shard_bytes in (data for _, data in shards_of(lake, written)):
+            columns, raw = mds.read_shard(shard_bytes)
+            samples = [mds.decode_sample(columns, each) for each in raw]
+            words |= {str(sample["id"]): str(sample["caption_source"]) for sample in samples}
+        data = objects.read_bytes(lake.samples("demo", written.name))
+        flags = decode_samples(data, "here", ("caption_source",)).to_pylist()
+        assert {row["id"]: row["caption_source_ok"] for row in flags} == {
+            name: bool(said) for name, said in words.items()
+        }
+        assert sorted(filter(None, words.values()))[0] == "alt of 4-2.jpg"
+
+
+def rewritten(lake: Lake) -> Part:
+    """The part with the source's captions, after a release that leaves out its pages of text."""
+    release(lake)
+    rewrite(lake, APPLY)
+    return next(part for part in committed_parts(lake, "demo") if "caption_source" in part.columns)
+
+
+def test_what_was_delivered_later_under_an_id_that_is_opted_out_speaks_for_its_copies_too(lake: Lake) -> None:
+    """No snapshot names its place. Superseded and merged away, it would let its copies be served again."""
+    (place,) = trace(lake, "demo/1-0.jpg").places
+    snapshot = OptoutSnapshot(position=1, shards={place.shard: (place.index,)}, ids=("demo/1-0.jpg",))
+    objects.create_bytes(lake.optout_snapshot(1), snapshot.encode())
+    deliver(lake, "b4", [Row("1-0.jpg", stored(picture(900))), Row("4-0.jpg", stored(picture(902)))])
+    deliver(lake, "b5", [Row("1-0.jpg", stored(picture(901))), Row("copy.jpg", stored(picture(900)))])
+    before = summary(lake.manifest("set", release(lake).version)).kept_ids
+    assert {"demo/1-0.jpg", "demo/copy.jpg"}.isdisjoint(before)
+    _, second, third, *later = committed_parts(lake, "demo")
+    report = merged(lake)
+    assert list(report.merged.values()) == [(f"demo/{second.name}", f"demo/{third.name}")]
+    assert (
+        rewrite(lake, APPLY.model_copy(update={"skip_limit": 0.0}))
+        .rewritten.keys()
+        .isdisjoint(f"demo/{part.name}" for part in later)
+    )
+    assert sorted(summary(lake.manifest("set", release(lake).version)).kept_ids) == sorted(before)

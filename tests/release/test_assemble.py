@@ -18,7 +18,7 @@ from smalti.curation.curate import curate
 from smalti.errors import CorruptError, InputError
 from smalti.lake import Lake
 from smalti.reasons import SkipReason
-from smalti.release.assemble import assemble, claim_version, versions_of
+from smalti.release.assemble import assemble, claim_version, claimed_versions
 from smalti.release.latest import move_latest
 from smalti.release.manifest import read_manifest, read_skip_file, read_stream_index
 from smalti.release.skips import canonical_json
@@ -163,7 +163,7 @@ def test_a_wanted_version_of_known_content_is_not_made_and_it_says_so(lake: Lake
     report = build(lake, run.model_copy(update={"version": "2026-01-02"}))
     assert report.version == "v1"
     assert "v1 has this content already; 2026-01-02 was not made" in report.warnings
-    assert versions_of(lake, "set") == ["v1"]
+    assert claimed_versions(lake, "set") == ["v1"]
 
 
 def test_who_loses_the_race_for_a_number_takes_the_next(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +245,7 @@ def test_a_part_that_is_not_what_was_curated_is_refused(lake: Lake, run: Release
     path.write_bytes(path.read_bytes() + b"\0")
     with pytest.raises(CorruptError, match=r"samples\.parquet: the file is not the one that part\.json records"):
         assemble(lake, run.model_copy(update={"curation": curation}))
-    assert versions_of(lake, "set") == []
+    assert claimed_versions(lake, "set") == []
 
 
 def test_what_cannot_be_assembled_is_said(lake: Lake, run: ReleaseRun) -> None:
@@ -260,7 +260,7 @@ def test_what_cannot_be_assembled_is_said(lake: Lake, run: ReleaseRun) -> None:
     nothing = run.dataset.model_copy(update={"drops": run.dataset.drops.model_copy(update={"licences": ("none",)})})
     with pytest.raises(InputError, match="all of 9 samples are left out"):
         build(lake, run.model_copy(update={"dataset": nothing}))
-    assert versions_of(lake, "set") == []
+    assert claimed_versions(lake, "set") == []
 
 
 def test_a_version_whose_parent_was_collected_is_found_again(lake: Lake, run: ReleaseRun) -> None:

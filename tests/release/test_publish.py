@@ -17,6 +17,7 @@ from smalti.release.manifest import Manifest, read_manifest
 from smalti.release.publish import publish, rollback
 from smalti.release.verify import verify
 from smalti.settings import ReleaseRun
+from tests.conftest import snapshot
 from tests.release.conftest import add, build
 from tests.release.test_verify import kept_ids
 from tests.support.pictures import Row, picture, release_run, stored
@@ -163,3 +164,12 @@ def test_a_tree_is_written_before_latest_moves_and_only_once(
     before = {each.uri: each for each in objects.list_objects(lake.root)}
     assert publish(lake, named).tree == published.tree
     assert {each.uri: each for each in objects.list_objects(lake.root)} == before
+    whole = snapshot(lake.root)
+    shard = objects.local_path(next(uri for uri in sorted(before) if "/tree/" in uri and uri.endswith(".mds")))
+    assert shard is not None
+    shard.unlink()
+    publish(lake, named)
+    assert snapshot(lake.root) == whole
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(CorruptError, match=rf"{shard.name}: the shard has \d+ bytes, its index says"):
+        publish(lake, named)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from smalti.errors import ConflictError, CorruptError, InputError, MissingObject
+from smalti.errors import ConflictError, CorruptError, InputError, LakeError, MissingObject, SmaltiError
 from smalti.lake import Lake
 from smalti.loader.skips import served_shards
 from smalti.objects import create_bytes, file_uri, local_path
 from smalti.release.manifest import read_manifest
-from smalti.release.optouts import OptoutCheck, OptoutSnapshot, read_check
+from smalti.release.optouts import OptoutCheck, OptoutSnapshot, check_of, read_check
 from smalti.release.pull import PullReport, pull
+from smalti.release.verify import verify_manifest
 from smalti.shards import mds
 from tests.conftest import snapshot
 from tests.loader.releases import SHARDS, Release, build, opt_out, skip_share
@@ -172,6 +174,102 @@ def test_a_killed_pull_goes_on_where_it_was(lake: Lake, disk: Path) -> None:
     assert sorted(n.removeprefix("/parts/") for n in pulled(disk) if n.startswith("/parts/")) == served(release)
 
 
+@pytest.mark.parametrize("materialize", [False, True])
+def test_notes_that_cannot_be_read_say_nothing(
+    lake: Lake, disk: Path, materialize: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk, materialize=materialize)
+    whole, notes = pulled(disk), disk / ".smalti/verified.jsonl"
+    garbage = [b"\xff\xfe\x00", b"null", b'{"a": 1}', b'[["x"], 2, 3]', b"[" * 100_000, b'["a", "b"]', b"", b"\0\0\0"]
+    notes.write_bytes(b"\n".join([*garbage, *notes.read_bytes().splitlines()[1:], *garbage]))
+    shard = next(path for path in disk.rglob("*.mds"))
+    flip(shard)
+
+    again = pull(release.uri, disk, materialize=materialize)
+
+    assert (again.fetched, pulled(disk)) == (1, whole)
+    assert f"{shard} is not what the release has there" in caplog.text
+
+
+IN_A_COPY = ["*.mds", "index.json.gz", "manifest.json", "verified.jsonl", "lock", "optouts.json"]
+IN_A_TREE = ["*.mds", "index.json", "tree.json", "release.json", "verified.jsonl", "lock"]
+
+
+@pytest.mark.parametrize(
+    ("materialize", "name"), [*((False, each) for each in IN_A_COPY), *((True, each) for each in IN_A_TREE)]
+)
+def test_a_directory_in_the_place_of_a_file_is_one_clear_line(
+    lake: Lake, disk: Path, materialize: bool, name: str
+) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk, materialize=materialize)
+    path = min(disk.rglob(name))
+    path.unlink()
+    path.mkdir()
+
+    with pytest.raises(SmaltiError) as raised:
+        pull(release.uri, disk, materialize=materialize)
+    assert path.name in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("materialize", [False, True])
+def test_what_may_not_be_read_is_fetched_anew_or_one_clear_line(
+    lake: Lake, disk: Path, materialize: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk, materialize=materialize)
+    path = next(iter(sorted(disk.rglob("*.mds"))))
+    whole, opened = pulled(disk), Path.open
+    before = path.stat().st_ino
+
+    def refused(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        """Tests may run as root, whom no mode stops."""
+        if self == path and "r" in mode and self.stat().st_ino == before:
+            raise PermissionError(13, "Permission denied", str(self))
+        return opened(self, mode, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refused)
+    if materialize:
+        with pytest.raises(LakeError, match=rf"{path.name}: Permission denied"):
+            pull(release.uri, disk, materialize=True, recheck=True)
+    else:
+        assert pull(release.uri, disk, recheck=True).fetched == 1
+    monkeypatch.undo()
+    assert pulled(disk) == whole
+
+
+@pytest.mark.parametrize(
+    "claim", [b"\xff\x00", b"", b"[]", b"[" * 100_000, b'{"optouts": Infinity}', b'{"optouts": "\xff"}']
+)
+def test_a_damaged_claim_of_a_tree_is_one_clear_line(lake: Lake, disk: Path, claim: bytes) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk, materialize=True)
+    whole = pulled(disk)
+    (disk / "release.json").write_bytes(claim)
+    with pytest.raises(CorruptError, match=r"release\.json: this does not say what the place holds\. Remove it if"):
+        pull(release.uri, disk, materialize=True)
+    (disk / "release.json").unlink()
+    assert pull(release.uri, disk, materialize=True).fetched == 0
+    assert pulled(disk) == whole
+
+
+@pytest.mark.parametrize("checked", ["2026-01-01T00:00:00", "2026-01-01", "now", "\udcff"])
+def test_a_check_without_its_time_zone_is_damaged(lake: Lake, disk: Path, tmp_path: Path, checked: str) -> None:
+    release = build(lake)
+    manifest = pull(release.uri, disk).manifest
+    note = disk / ".smalti/optouts.json"
+    note.write_bytes(
+        json.dumps({"position": 0, "checked": checked}, ensure_ascii=False).encode(errors="surrogateescape")
+    )
+    for materialize in (False, True):
+        with pytest.raises(CorruptError, match=r"optouts\.json: .*pull it again"):
+            pull(manifest, tmp_path / "second", materialize=materialize)
+    pull(release.uri, disk, refresh_optouts=True)
+    assert pull(manifest, tmp_path / "second").fetched > 0
+
+
 @pytest.mark.parametrize("what", ["shard", "index", "skips", "manifest"])
 def test_a_corrupt_source_is_named_and_nothing_of_it_appears(lake: Lake, disk: Path, what: str) -> None:
     release = build(lake, skips=SKIPS)
@@ -279,6 +377,80 @@ def test_materialized_pull_makes_plain_directories(any_lake: Lake, disk: Path) -
     assert (again.fetched, again.fetched_bytes, again.shards) == (0, 0, report.shards)
 
 
+TREE_DAMAGE = ["gone", "cut", "flipped", "a flipped index", "another index", "no index", "a flipped tree.json", "no tree.json", "no release.json", "no notes"]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", TREE_DAMAGE)
+def test_a_second_run_mends_a_pulled_tree(lake: Lake, disk: Path, how: str) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk, materialize=True)
+    whole = pulled(disk)
+    shard, index = disk / "1024/1.286/shard.00001.mds", disk / "1024/1.286/index.json"
+    match how:
+        case "gone":
+            shard.unlink()
+        case "cut":
+            shard.write_bytes(shard.read_bytes()[:-1])
+        case "flipped":
+            flip(shard)
+        case "a flipped index":
+            flip(index)
+        case "another index":  # what it says of a shard is not so, and nothing in the file tells
+            index.write_text(
+                index.read_text().replace('"raw"', '"rew"').replace('"size_limit": ', '"size_limit": 1', 1)
+            )
+        case "no index":
+            index.unlink()
+        case "a flipped tree.json":
+            flip(disk / "tree.json")
+        case "no notes":
+            flip(shard)
+            (disk / ".smalti/verified.jsonl").unlink()
+        case _:
+            (disk / how.removeprefix("no ")).unlink()
+    damaged = pulled(disk)
+
+    again = pull(release.uri, disk, materialize=True)
+
+    assert damaged != whole
+    assert pulled(disk) == whole
+    assert again.fetched == {"a flipped index": 3, "no index": 3}.get(how, 0 if "json" in how else 1)
+    assert pull(release.uri, disk, materialize=True).fetched == 0
+
+
+def test_recheck_reads_a_tree_and_a_plain_second_run_does_not(lake: Lake, disk: Path) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk, materialize=True)
+    path = disk / "512/1.000/shard.00002.mds"
+    whole, stat = pulled(disk), path.stat()
+    flip(path)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    assert pull(release.uri, disk, materialize=True).fetched == 0
+    assert pull(release.uri, disk, materialize=True, recheck=True).fetched == 1
+    assert pulled(disk) == whole
+
+
+def test_a_directory_that_nobody_has_claimed_is_not_written_over(lake: Lake, disk: Path) -> None:
+    release = build(lake, skips=SKIPS)
+    theirs = disk / "512/1.000/shard.00000.mds"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(b"somebody's")
+
+    with pytest.raises(ConflictError, match=r"512/1\.000/shard\.00000\.mds: the object exists with other content"):
+        pull(release.uri, disk, materialize=True)
+    assert theirs.read_bytes() == b"somebody's"
+
+
+def test_a_tree_without_its_claim_is_not_taken_for_that_of_newer_opt_outs(lake: Lake, disk: Path) -> None:
+    release = build(lake, skips=SKIPS)
+    pull(release.uri, disk, materialize=True)
+    opt_out(lake, 1, release.all_kept[:1])
+    (disk / "release.json").unlink()
+    with pytest.raises(ConflictError, match="up to position 0, and those up to 1 touch its samples"):
+        pull(release.uri, disk, materialize=True)
+
+
 def test_a_directory_can_be_pulled_from(lake: Lake, disk: Path, tmp_path: Path) -> None:
     release = build(lake, skips=SKIPS)
     first: Any = pull(release.uri, disk)
@@ -292,7 +464,7 @@ def test_a_directory_can_be_pulled_from(lake: Lake, disk: Path, tmp_path: Path) 
 # Opt-outs
 
 
-def check_of(folder: Path) -> OptoutCheck:
+def checked(folder: Path) -> OptoutCheck:
     check = read_check(Lake.at(str(folder)))
     assert check is not None
     return check
@@ -307,8 +479,8 @@ def test_a_copy_brings_the_newest_opt_outs_and_when_they_were_that(any_lake: Lak
     report = pull(release.uri, disk)
 
     assert [name for name in pulled(disk) if "optouts" in name] == ["/optouts/snapshots/00000004.json.gz"]
-    assert report.optouts == check_of(disk).position == 4
-    assert before <= check_of(disk).checked <= datetime.now(UTC)
+    assert report.optouts == checked(disk).position == 4
+    assert before <= checked(disk).checked <= datetime.now(UTC)
     assert report.fetched == len(served(release))  # a checkpoint from before may need them all
 
 
@@ -317,7 +489,7 @@ def test_refreshing_brings_the_opt_outs_and_nothing_else(
 ) -> None:
     release = build(lake, skips=SKIPS)
     pull(release.uri, disk)
-    first, before = check_of(disk), pulled(disk)
+    first, before = checked(disk), pulled(disk)
     opt_out(lake, 1, release.all_kept[:1])
     opt_out(lake, 2, release.all_kept[:2])
     monkeypatch.setattr("smalti.release.pull.fetch", lambda *_: pytest.fail("a shard was fetched"))
@@ -328,11 +500,22 @@ def test_refreshing_brings_the_opt_outs_and_nothing_else(
     assert pulled(disk).items() - before.items() == {
         (name, digest) for name, digest in snapshot(lake.root).items() if name.endswith("00000002.json.gz")
     }
-    assert (report.optouts, check_of(disk).position, report.fetched) == (2, 2, 0)
-    assert check_of(disk).checked > first.checked
+    assert (report.optouts, checked(disk).position, report.fetched) == (2, 2, 0)
+    assert checked(disk).checked > first.checked
     again = pull(release.uri, disk, refresh_optouts=True, positions=[1])  # which a checkpoint names
     assert again.fetched_bytes > 0
     assert "/optouts/snapshots/00000001.json.gz" in pulled(disk)
+
+
+def test_nothing_is_refreshed_where_nothing_was_pulled(lake: Lake, disk: Path, tmp_path: Path) -> None:
+    release = build(lake)
+    pull(release.uri, disk, materialize=True)
+    (tmp_path / "empty").mkdir()
+    for folder in (disk, tmp_path / "empty", tmp_path / "mistyped"):
+        with pytest.raises(InputError, match=r"no release was pulled into this directory\. Check its name"):
+            pull(release.uri, folder, refresh_optouts=True)
+    assert not list((tmp_path / "empty").iterdir())
+    assert not (tmp_path / "mistyped").exists()
 
 
 def test_a_copy_of_a_copy_is_as_old_as_that_one(lake: Lake, disk: Path, tmp_path: Path) -> None:
@@ -340,22 +523,41 @@ def test_a_copy_of_a_copy_is_as_old_as_that_one(lake: Lake, disk: Path, tmp_path
     opt_out(lake, 2, release.all_kept[:2])
     first = pull(release.uri, disk)
     pull(first.manifest, tmp_path / "second")
-    assert check_of(tmp_path / "second") == check_of(disk)
+    assert checked(tmp_path / "second") == checked(disk)
     opt_out(lake, 3, release.all_kept[:3])
     pull(release.uri, tmp_path / "second", refresh_optouts=True)
     with pytest.raises(InputError, match="up to position 2 there, and up to 3 here"):
         pull(first.manifest, tmp_path / "second", refresh_optouts=True)
-    assert check_of(tmp_path / "second").position == 3
+    assert checked(tmp_path / "second").position == 3
+
+
+def test_a_copy_that_lost_its_notes_is_not_taken_for_a_lake(lake: Lake, disk: Path, tmp_path: Path) -> None:
+    release = build(lake, skips=SKIPS)
+    manifest = pull(release.uri, disk).manifest
+    shutil.rmtree(disk / ".smalti")
+
+    for read in (
+        lambda: pull(manifest, tmp_path / "second"),
+        lambda: pull(manifest, tmp_path / "second", refresh_optouts=True),
+        lambda: pull(manifest, tmp_path / "tree", materialize=True),
+        lambda: check_of(file_uri(manifest)),
+    ):
+        with pytest.raises(InputError, match=r"neither a claim\.json.*nor \.smalti.*smalti pull MANIFEST DIR"):
+            read()
+    with pytest.raises(InputError, match="this is a pulled copy"):
+        verify_manifest(manifest)
+    assert pull(release.uri, disk).fetched == 0
+    assert pull(manifest, tmp_path / "second").shards == len(served(release))
 
 
 def test_a_damaged_snapshot_is_named_and_no_check_is_noted(lake: Lake, disk: Path) -> None:
     release = build(lake, skips=SKIPS)
     pull(release.uri, disk)
-    before = check_of(disk)
+    before = checked(disk)
     create_bytes(lake.optout_snapshot(2), OptoutSnapshot(position=3, shards={}).encode())
     with pytest.raises(CorruptError, match=r"00000002\.json\.gz: it says that it is the snapshot of position 3"):
         pull(release.uri, disk, refresh_optouts=True)
-    assert check_of(disk) == before
+    assert checked(disk) == before
 
 
 def test_a_tree_leaves_out_what_is_opted_out_by_now(lake: Lake, disk: Path, tmp_path: Path) -> None:

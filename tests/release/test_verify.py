@@ -12,13 +12,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from smalti import objects
+from smalti.curation.curate import curate
 from smalti.errors import CorruptError, InputError
 from smalti.images.encode import encode
 from smalti.lake import Lake
+from smalti.reasons import SkipReason, reason_set
 from smalti.release import verify as module
+from smalti.release.latest import give_up
 from smalti.release.manifest import Manifest, read_manifest
 from smalti.release.materialize import materialize
 from smalti.release.skips import SkipFile, canonical_json, compress, sha256
@@ -26,8 +30,8 @@ from smalti.release.summary import samples_of, summary
 from smalti.release.verify import read_verified, verify, verify_manifest
 from smalti.settings import ReleaseRun
 from smalti.shards import mds
-from tests.release.conftest import build
-from tests.support.pictures import picture, release_run
+from tests.release.conftest import add, build
+from tests.support.pictures import Row, picture, release_run, stored
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +187,18 @@ def lose_rows_before(lake: Lake) -> None:
     change_manifest(lake, lambda said: said["accounting"]["upstream"][0].update(rows_in=99, rows_out=99))
 
 
+def curated(lake: Lake, ending: str) -> Path:
+    """What curate wrote for the release."""
+    (path,) = path_of(lake.curations("set")).glob(f"*{ending}")
+    return path
+
+
+def recurated(lake: Lake) -> str:
+    """Another curation of the same parts, as a manifest names it."""
+    run = release_run("demo:main", "other:extra", drops={"labels": ["nsfw"]})
+    return f"../curations/{curate(lake, run).curation.rpartition('/')[2]}"
+
+
 DAMAGE: dict[str, tuple[Callable[[Lake], Any], str]] = {
     "a byte of a shard": (flip_a_byte, r"demo/00001-\w+/512/1\.000/shard\.00000\.mds: its \d+ bytes have the sha256"),
     "a missing shard": (lambda lake: path_of(first_shard(lake)).unlink(), r"shard\.00000\.mds: there is no such object"),
@@ -197,6 +213,26 @@ DAMAGE: dict[str, tuple[Callable[[Lake], Any], str]] = {
         r"streams\.yaml: it has the sha256 \w{64}, the manifest says",
     ),
     "a missing page": (lambda lake: path_of(lake.release_report("set", "v1")).unlink(), r"report\.html: there is no such"),
+    "no claim": (lambda lake: path_of(lake.claim("set", "v1")).unlink(), r"claim\.json: there is no such object .*restore it, as"),
+    "another's claim": (
+        lambda lake: path_of(lake.claim("set", "v1")).write_bytes(b'{"digest":"00","parent":null}'),
+        r"claim\.json: it is not the claim of this version",
+    ),
+    "no curation": (lambda lake: curated(lake, ".json.gz").unlink(), r"curation: there is no such object .*json\.gz\): restore it"),
+    "no rows of the curation": (
+        lambda lake: curated(lake, ".parquet").unlink(), r"curation: there is no such object \(file:///.*\.parquet\): restore it"
+    ),
+    "other rows of the curation": (
+        lambda lake: pq.write_table(pq.read_table(curated(lake, ".parquet")).slice(1), curated(lake, ".parquet")),
+        r"curation: the rows are not those that the header names \(file:///.*\.parquet\): restore it",
+    ),
+    "another curation": (
+        lambda lake: change_manifest(lake, lambda said: said["provenance"].update(curation=recurated(lake))),
+        r"curation: it says something else of reasons, kept samples, skipped samples than the manifest",
+    ),
+    "a damaged note": (
+        lambda lake: path_of(lake.verified("set", "v1")).write_bytes(b"{}\n"), r"verified\.json: the manifest is not the one that"
+    ),
     "a count of the manifest": (hide_a_sample, r"release: 8 samples, but 5 kept \+ 4 skipped"),
     "rows lost between stages": (lose_rows_before, r"shard 00001-\w+: 9 rows in, but ingest put 99 into the table"),
     "a caption less": (
@@ -230,7 +266,16 @@ def test_damage_is_found_and_named_and_nothing_is_noted(lake: Lake, run: Release
     assert raised.value.what.startswith(report.faults[0])
     if len(report.faults) > 1:
         assert f"(and {len(report.faults) - 1} more faults)" in str(raised.value)
-    assert read_verified(uri_of(lake)) is None
+    assert damage == "a damaged note" or read_verified(uri_of(lake)) is None
+
+
+@pytest.mark.usefixtures("without_loader")
+def test_what_garbage_collection_takes_from_a_version_that_was_given_up_is_no_fault(lake: Lake) -> None:
+    for ending in (".json.gz", ".parquet"):
+        curated(lake, ending).unlink()
+    assert len(verify_manifest(uri_of(lake)).faults) >= 2
+    assert give_up(lake, "set", ["v1"], None) == ("v1",)
+    assert verify_manifest(uri_of(lake)).faults == ()
 
 
 @pytest.mark.usefixtures("without_loader")
@@ -266,7 +311,7 @@ def test_a_tree_that_is_not_the_releases_is_found(lake: Lake) -> None:
     shards = [each.uri for each in objects.list_objects(tree) if each.uri.endswith(".mds")]
     good = path_of(shards[0]).read_bytes()
     path_of(shards[0]).write_bytes(good[:-1] + b"!")
-    assert [fault for fault in verify_manifest(uri_of(lake)).faults if "it is not what the index records" in fault]
+    assert [fault for fault in verify_manifest(uri_of(lake)).faults if "it is not what the release has there" in fault]
     path_of(shards[0]).unlink()
     assert [fault for fault in verify_manifest(uri_of(lake)).faults if "there is no such object" in fault]
 
@@ -305,3 +350,87 @@ def test_the_summary_says_what_became_of_every_picture(lake: Lake) -> None:
         ("demo/small.png", "fingerprint", "too_small"),
     }
     assert sum(told.counts.values()) + told.kept == told.samples == 9
+
+
+@pytest.fixture(scope="module")
+def delivered_twice(parts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lake whose release may lift text or failed captions, and in which a later part has one of its samples again."""
+    folder = tmp_path_factory.mktemp("twice") / "lake"
+    shutil.copytree(parts, folder)
+    lake = Lake.at(str(folder))
+    add(lake, [Row("3.jpg", stored(picture(33)))], batch="b2")
+    sets = ((SkipReason.TEXT,), (SkipReason.CAPTION_FAILED,))
+    build(lake, release_run("demo:main", "other:extra", reason_sets=sets))
+    return folder
+
+
+def give_other_reasons(lake: Lake, old: str, new: str) -> None:
+    """Samples are left out for another reason, in skip files, counts and digests that all fit."""
+
+    def renamed(counts: dict[str, int]) -> None:
+        if old in counts:
+            counts[new] = counts.get(new, 0) + counts.pop(old)
+
+    def change(said: dict[str, Any]) -> None:
+        for stream in filter(lambda stream: stream["skip_file"], said["streams"]):
+            skips = SkipFile.decode(objects.read_bytes(lake.skip_file("set", stream["skip_file"])), "here")
+            shards = json.loads(skips.encode())["shards"]
+            for shard in shards.values():
+                moved = [*shard["skip"].pop(old, []), *shard["skip"].get(new, [])]
+                shard["skip"] |= {new: sorted(moved)} if moved else {}
+            other = SkipFile.model_validate({"shards": shards})
+            objects.create_bytes(lake.skip_file("set", other.digest()), other.encode_gzip())
+            lifted = {name: reason_set(name) for name in stream["kept_without"]}
+            left_out = {name: sum(len(s.left_out(of)) for s in other.shards.values()) for name, of in lifted.items()}
+            stream["kept_without"] = {name: stream["samples"] - left_out[name] for name in lifted}
+            stream["skip_file"] = other.digest()
+        for each in (*said["streams"], *said["sources"], said["accounting"]):
+            renamed(each["skipped"])
+
+    change_manifest(lake, change)
+
+
+@pytest.mark.usefixtures("without_loader")
+@pytest.mark.parametrize(
+    ("old", "new", "lines"),
+    [
+        ("superseded", "text", [r"demo/3\.jpg: served 2 times if text is lifted"]),
+        (
+            "text",
+            "caption_failed",
+            [r"\S+: sample \d \(demo/text\.jpg\) is served if caption_failed is lifted, though it is text"],
+        ),
+        (
+            "caption_failed",
+            "text",
+            [r"\S+: sample \d \(demo/failed\.jpg\) is served if text is lifted, though it is cap"],
+        ),
+    ],
+)
+def test_what_a_reason_set_must_not_serve_is_named(
+    delivered_twice: Path, tmp_path: Path, old: str, new: str, lines: list[str]
+) -> None:
+    shutil.copytree(delivered_twice, tmp_path / "lake")
+    lake = Lake.at(str(tmp_path / "lake"))
+    assert verify_manifest(uri_of(lake)).faults == ()
+
+    give_other_reasons(lake, old, new)
+
+    faults = verify_manifest(uri_of(lake)).faults
+    for line in [*lines, r"stream main/512/1\.000: skip_file is \w{64} in the manifest, the curation comes to \w{64}"]:
+        assert [fault for fault in faults if re.match(line, fault)], faults
+    assert not [fault for fault in faults if "by index and skip file" in fault]  # the counts fit
+
+
+@pytest.mark.usefixtures("without_loader")
+def test_a_set_that_lifts_what_is_never_served_is_named(delivered_twice: Path, tmp_path: Path) -> None:
+    shutil.copytree(delivered_twice, tmp_path / "lake")
+    lake = Lake.at(str(tmp_path / "lake"))
+
+    def change(said: dict[str, Any]) -> None:
+        said["reason_sets"] = [["superseded"] if each == ["text"] else each for each in said["reason_sets"]]
+        for stream in said["streams"]:
+            stream["kept_without"]["superseded"] = stream["kept_without"].pop("text")
+
+    change_manifest(lake, change)
+    assert "reason set superseded: it lifts superseded, which is never served" in verify_manifest(uri_of(lake)).faults

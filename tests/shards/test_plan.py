@@ -155,3 +155,9 @@ def test_png_is_estimated_larger_than_jpeg_and_better_quality_larger_than_worse(
     ]
     assert sizes == sorted(sizes)
     assert len(set(sizes)) == 4
+
+
+def test_without_extra_captions_the_digest_is_the_one_of_before_there_were_any() -> None:
+    """As the code of commit c2bd662 computes it: parts that are there must not be written again."""
+    found = plan([row(1), row(2, owner="x", tier=1024, caption="")]).digest
+    assert found == "fc52fca7ed0ca25262c29de08bf467ab4079e96c19877140a5c329cd1431199c"

@@ -29,7 +29,9 @@ RULES = Engine(name="rules", role="captioner", kind="rules")
 MINILM = Engine(name="rules-minilm", role="classifier", kind="rules")
 
 
-def source_run(name: str = "demo", batch: str = "b1", **encoding: Any) -> SourceRun:
+def source_run(
+    name: str = "demo", batch: str = "b1", *, extra_captions: Sequence[str] = (), **encoding: Any
+) -> SourceRun:
     """Settings of a source whose table `write_table` makes."""
     source = Source(
         name=name,
@@ -37,9 +39,11 @@ def source_run(name: str = "demo", batch: str = "b1", **encoding: Any) -> Source
         uri="file:///nowhere",
         table="table.csv",
         columns=Columns(key="file"),
+        extra_captions=tuple(extra_captions),
         encoding=Encoding(**({"shard_bytes": 1 << 17} | encoding)),
     )
-    return SourceRun(source=source, batch=batch, captioner=RULES, classifier=MINILM)
+    extra = tuple(RULES.model_copy(update={"name": each}) for each in sorted(extra_captions) if each != "source")
+    return SourceRun(source=source, batch=batch, captioner=RULES, classifier=MINILM, extra_captioners=extra)
 
 
 def picture(seed: int, width: int = 520, height: int = 520) -> Image.Image:
@@ -76,6 +80,8 @@ class Row:
     label: str | None = "visual"
     licence: str | None = "CC0-1.0"
     size: tuple[int, int] | None = None  # upright, px; else as the header says
+    source_caption: str | None = None
+    extra: tuple[tuple[str, str | None, str | None], ...] = ()  # profile, caption, status
 
     def as_dict(self, run: SourceRun) -> dict[str, Any]:
         width, height = self.size or probe(self.image)[1:]
@@ -92,7 +98,7 @@ class Row:
             "height": height,
             "bytes": len(self.image),
             "sha256": hashlib.sha256(self.image).hexdigest(),
-            "caption_source": None,
+            "caption_source": self.source_caption,
             "owner": "somebody",
             "licence": self.licence,
             "url": f"https://example.org/{self.key}",
@@ -104,6 +110,8 @@ class Row:
             score: 0.5,
             labelled: "ok" if self.label else None,
         }
+        for profile, words, state in self.extra:
+            row |= dict(zip(caption_columns(profile)[:2], (words, state), strict=True))
         if not isinstance(bucket, Bucket):
             return row | {"tier": 0, "drop": str(bucket), caption: None, status: None, label: None, labelled: None}
         try:
@@ -121,7 +129,9 @@ def write_table(lake: Lake, run: SourceRun, rows: Sequence[Row]) -> None:
 
     words = caption_columns(run.captioner.name).fields({})
     labels = label_columns(run.classifier.name, run.captioner.name).fields({})
-    schema = pa.schema([*table_schema(None), *words, *labels])
+    profiles = sorted({profile for row in rows for profile, *_ in row.extra})
+    extra = [field for profile in profiles for field in caption_columns(profile).fields({})]
+    schema = pa.schema([*table_schema(None), *words, *labels, *extra])
     values = [row.as_dict(run) for row in rows]
     columns = [
         lance.blob_array([row.image for row in rows])

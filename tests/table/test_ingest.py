@@ -20,6 +20,8 @@ from smalti.config import Columns
 from smalti.errors import ConflictError, InputError, LakeError
 from smalti.lake import Lake
 from smalti.sources.inventory import stage
+from smalti.stores.faults import lake_errors
+from smalti.stores.files import Files
 from smalti.table import ingest as module
 from smalti.table import store
 from smalti.table.ingest import IngestReport, ingest
@@ -161,15 +163,15 @@ def test_an_object_that_changed_after_staging_is_rejected(lake: Lake, made: Made
 
 def refuse(monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[str], bool]) -> None:
     """Reading such an object fails as on a disk that denies it. (Tests run as root, whom no file mode stops.)"""
-    read = objects._Files.read_versioned
+    read = Files.read_versioned
 
     def reading(self: Any, uri: str) -> tuple[bytes, str] | None:
-        with objects._lake_errors(uri):
+        with lake_errors(uri):
             if is_refused(uri):
                 raise PermissionError(13, "Permission denied")
         return read(self, uri)
 
-    monkeypatch.setattr(objects._Files, "read_versioned", reading)
+    monkeypatch.setattr(Files, "read_versioned", reading)
 
 
 def test_one_object_that_may_not_be_read_is_rejected_and_named(
@@ -230,9 +232,9 @@ def test_a_store_that_fails_fails_the_batch(lake: Lake, made: Made, monkeypatch:
             raise LakeError("Google Cloud Storage failed: 503", uri, "Try again")
         return read(self, uri)
 
-    read: Any = objects._Files.read_versioned
+    read: Any = Files.read_versioned
     stage(lake, made.run())
-    monkeypatch.setattr(objects._Files, "read_versioned", failing)
+    monkeypatch.setattr(Files, "read_versioned", failing)
     with pytest.raises(LakeError, match=r"p2\.jpg: Google Cloud Storage failed: 503\. Try again\.$"):
         ingest(lake, made.run())
     monkeypatch.undo()

@@ -1,7 +1,7 @@
 """Every reason of every sample that is left out, in each set of reasons that a training run may lift.
 
 All samples are scanned once, narrowly. What may be a copy is then split into partitions by hash, so that copies are in one, and
-each partition is resolved by itself: one after another, or as tasks where Ray is up. The outcome does not depend on how many there are.
+each partition is resolved by itself: one after another, or as tasks of the Ray that runs the job. The outcome does not depend on how many there are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from smalti.compute import map_tasks
+from smalti.compute import connect_ray, map_tasks
 from smalti.config import Drops
 from smalti.curation.copies import Copies
 from smalti.curation.dedup import Choice, Found, aside, candidates, choose, coarse_groups, equal_bytes, search, spread
@@ -126,6 +126,8 @@ def decide(
         )
         for part in _split(keyed, drops.duplicates.distance, count)
     ]
+    if len(tasks) > 1:
+        connect_ray()  # takes seconds, which a lake of one partition would not win back
     copies = _merged(list(map_tasks(_resolve, tasks)))
     reasons &= _all_but(lifted)
     reasons[copies.rows] = copies.reasons

@@ -22,29 +22,47 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from time import time_ns
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from streaming import StreamingDataset
 from streaming.base.dataset import _ShardState
+from streaming.base.distributed import get_rank
+from streaming.base.world import World
 
 from smalti.errors import InputError, SmaltiError
-from smalti.loader.position import Position, connected, resolve
+from smalti.loader.arguments import check_arguments, check_choice, is_where_it_lies
+from smalti.loader.captions import Captions, choice_of
+from smalti.loader.position import Position, look_for
+from smalti.loader.presence import fault_of_shards
 from smalti.loader.skips import Optouts, lift, served_shards
 from smalti.loader.small import Chosen, SmallStreams, that_fill_a_batch
-from smalti.loader.streams import SkipStream, SkipStreamMixin
+from smalti.loader.streams import SkipStream, SkipStreamMixin, check_stream_class, unused_transport
 from smalti.loader.substitutes import Exchanger, substitutes
+from smalti.loader.together import Asked, Place, agreed, check_same, connected, together
 from smalti.objects import local_path, normalise_uri
 from smalti.reasons import SkipReason
 from smalti.release.manifest import Manifest, StreamEntry, parts_uri, read_manifest
-from smalti.release.optouts import NOTES, lake_of, read_snapshot
+from smalti.release.optouts import lake_of, read_snapshot
 from smalti.release.skips import canonical_json, sha256
 
 log = logging.getLogger("smalti")
 
-_OURS = ("keep_zip", "remote", "split", "stream_config", "stream_name", "streams", "validate_hash")
-"""Arguments of StreamingDataset that a release decides."""
+_ORDER = (
+    "batching_method",
+    "epoch_size",
+    "num_canonical_nodes",
+    "partition_algo",
+    "replication",
+    "sampling_granularity",
+    "sampling_method",
+    "shuffle",
+    "shuffle_algo",
+    "shuffle_block_size",
+    "shuffle_seed",
+)
+"""Arguments of StreamingDataset that decide the order of samples."""
 
 _READERS = 16
 """Requests at once for indices and skip files: a release of 52 streams a group has about a hundred, of 50 ms each."""
@@ -81,7 +99,8 @@ class _Plan:
 class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is untyped
     """The kept samples of a release.
 
-    A sample is a dict: `image` (PIL), `caption` and `id` (str), sizes (int), as the release's columns are.
+    A sample is a dict: `image` (PIL), `caption` and `id` (str), sizes (int), as the release's columns are. Where a release weighs
+    several caption columns, `caption` is one of them, see CaptionChoice.apply.
 
     Args:
         manifest: path or URI of manifest.json: gs://, a lake on disk, or a directory that `smalti pull` made.
@@ -93,6 +112,7 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         small_streams: what becomes of a stream that cannot fill a batch of `batching_method`: `leave_out`, `merge` (with
             the largest stream of the same tier and ratio of another group; left out if there is none) or `refuse`.
             The first two are logged as warnings.
+        captions: the one column that captions are taken from, or column -> weight; empty: as the release weighs them.
         stream_class: a subclass of SkipStream, or of SkipStreamMixin and a Stream of yours.
         batch_size: samples a rank takes at once; the DataLoader's too.
         **streaming: StreamingDataset's arguments (shuffle, batching_method, num_canonical_nodes, cache_limit, ...).
@@ -106,6 +126,7 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
 
     optouts: int
     spanner: Any
+    _epoch = 0
 
     def __init__(
         self,
@@ -118,31 +139,78 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         optouts: Position = "newest",
         max_optout_age: timedelta | None = timedelta(days=7),
         small_streams: SmallStreams = "leave_out",
+        captions: Captions = None,
         stream_class: Callable[..., SkipStreamMixin] = SkipStream,
         batch_size: int,
         **streaming: Any,
     ) -> None:
-        uri = normalise_uri(str(manifest))
-        if local is not None and _is_where_it_lies(uri, Path(local)):
-            local = None  # in place: nothing there is fetched, evicted or replaced
-        _check_arguments(uri, local, small_streams, batch_size, streaming)
-        _check_choice(uri, {"tiers": tiers, "groups": groups, "without": without}, optouts)
-        self.manifest = read_manifest(uri)
         self._failure: BaseException | None = None
-        lifted = lift(self.manifest, without)
-        self._source = _Source(
-            uri,
-            None if local is None else Path(local).absolute(),
-            tuple(self.manifest.select(tiers or None, groups or None, lifted)),
-            lifted,
-            small_streams,
-            stream_class,
-            batch_size,
-            streaming,
-        )
-        with connected(optouts):
-            self._newest = resolve(uri, self.manifest, optouts, max_optout_age)
-            self._become(self._plan(self._newest))
+
+        def ask() -> Asked:
+            uri = normalise_uri(str(manifest))
+            here = local
+            if here is not None and is_where_it_lies(uri, Path(here)):
+                here = None  # in place: nothing there is fetched, evicted or replaced
+            check_arguments(uri, here, small_streams, batch_size, streaming)
+            check_stream_class(stream_class, uri)
+            check_choice(uri, {"tiers": tiers, "groups": groups, "without": without}, optouts)
+            self.manifest = read_manifest(uri)
+            self._captions = choice_of(captions, self.manifest.captions, uri)
+            lifted = lift(self.manifest, without)
+            self._source = _Source(
+                uri,
+                None if here is None else Path(here).absolute(),
+                tuple(self.manifest.select(tiers or None, groups or None, lifted)),
+                lifted,
+                small_streams,
+                stream_class,
+                batch_size,
+                streaming,
+            )
+            position = look_for(uri, self.manifest, optouts, max_optout_age)
+            return Asked(Place.here(), self.manifest.digest, str(self._source.local), position)
+
+        with connected():
+            self._newest = agreed(together(ask))
+            plan = self._together(lambda: self._plan(self._newest))
+            assert plan is not None
+            self._become(plan)
+
+    def _together(self, make: Callable[[], _Plan | None]) -> _Plan | None:
+        """What every rank is to become, if none has anything against it.
+
+        StreamingDataset's own start has barriers: what can fail on one rank only must have happened before.
+        """
+        made: list[_Plan | None] = []
+
+        def prepare() -> tuple[dict[str, str], bytes]:
+            made.append(plan := make())
+            said = {"position of opt-outs": str(plan.position if plan else self.optouts)}
+            return (said | self._said_of(plan), _to_fetch(plan, self._source)) if plan else (said, b"")
+
+        told = together(prepare)
+        plan = made[0]
+        for what in {what: None for said, _ in told for what in said}:
+            check_same(what, [said.get(what) for said, _ in told])
+        needed = [needed for _, needed in told if needed]
+        if plan is not None and needed:
+            fault = together(lambda: _fault(plan, self._source, self.manifest, needed) if get_rank() == 0 else None)[0]
+            if fault is not None:
+                raise fault
+        return plan
+
+    def _said_of(self, plan: _Plan) -> dict[str, str]:
+        """What must be the same on every rank, so that they serve parts of one order."""
+        source = self._source
+        asked = {"batch_size": source.batch_size} | {name: source.streaming.get(name) for name in _ORDER}
+        kept = [[stream.name, stream.kept] for stream in plan.streams]
+        exchanged = sha256(plan.gone.tobytes() + plan.instead.tobytes())
+        return {
+            **{name: repr(value) for name, value in asked.items()},
+            "choice of streams": plan.selection,
+            "captions": repr(self._captions.shares),
+            "set of samples": sha256(canonical_json([kept, exchanged]))[:16],
+        }
 
     def _plan(self, position: int) -> _Plan:
         """The dataset of this position, with substitutes for what was opted out up to the newest.
@@ -156,6 +224,9 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         streams, shares, report = that_fill_a_batch(
             self.manifest, _choose(source, applied), source.small, source.batch_size, source.streaming
         )
+        self._captions.check_columns(streams, source.uri)
+        if not self._captions.is_plain:
+            report.append((logging.INFO, self._captions.line()))
         gone, instead = _exchanged(self.manifest, streams, since)
         if len(gone):
             report.append((
@@ -165,6 +236,9 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         names = [stream.name for stream in streams]
         selection = sha256(canonical_json([names, sorted(source.lifted)]))[:16]
         made = [_stream(source, self.manifest, stream, share) for stream, share in zip(streams, shares, strict=True)]
+        unused = unused_transport(type(made[0]))
+        if unused:
+            report.append((logging.WARNING, f"{', '.join(unused)}: not called for a release; override fetch_shard"))
         return _Plan(position, selection, made, gone, instead, report)
 
     def _become(self, plan: _Plan) -> None:
@@ -184,9 +258,10 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         return read_snapshot(lake_of(self._source.uri), position).shards
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        """StreamingDataset's, with the release's digest, the choice of streams and the position of the opt-outs."""
+        """StreamingDataset's, with the release's digest, the choice of streams and captions, and the position of the opt-outs."""
         state: dict[str, Any] = super().state_dict(num_samples, from_beginning)
-        return state | {"release": self.manifest.digest, "selection": self._selection, "optouts": self.optouts}
+        ours = {"release": self.manifest.digest, "selection": self._selection, "optouts": self.optouts}
+        return state | ours | {"captions": self._captions.shares}
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         """Resume, on every rank and before the first batch.
@@ -194,9 +269,21 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         The order is the checkpoint's. What was opted out since then is exchanged for other samples of its stream.
 
         Raises:
-            InputError: the state is of another release, of other streams of this one, or of opt-outs that are not known here;
+            InputError: the state is of another release, of other streams or captions of this one, or of opt-outs that are not known here;
                 or nothing is left of a stream that it needs.
         """
+        with connected():
+            plan = self._together(lambda: self._plan_for(obj))
+            if plan:
+                self._become(plan)
+            # StreamingDataset puts it into memory that the ranks of a node share, and that whoever comes first makes: whoever came
+            # at the same moment would find it empty, and fail.
+            first, load = World.detect().is_local_leader, super().load_state_dict
+            together(lambda: load(obj) if first else None)
+            together(lambda: None if first else load(obj))
+
+    def _plan_for(self, obj: object) -> _Plan | None:
+        """What to become for a checkpoint; None: this dataset is it."""
         where = f"{self.manifest.dataset} {self.manifest.version}"
         if not isinstance(obj, dict):
             raise InputError(f"a {type(obj).__name__} is no checkpoint's state", where, "Pass what state_dict returned")
@@ -206,7 +293,11 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
                 where,
                 "Open the manifest that the run was started with",
             )
-        plan = self._plan_of(int(obj.get("optouts", self.manifest.optouts)), where)
+        self._captions.check_state(obj, where)
+        position = obj.get("optouts", self.manifest.optouts)
+        if type(position) is not int:
+            raise InputError(f"the state's optouts={position!r} is no position", where, "Pass what state_dict returned")
+        plan = self._plan_of(position, where)
         if obj.get("selection") != (plan.selection if plan else self._selection):
             raise InputError(
                 "the checkpoint was made with other tiers, groups, `without` or `small_streams`, or another number of ranks "
@@ -214,9 +305,7 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
                 where,
                 "Pass what the run was started with",
             )
-        if plan:
-            self._become(plan)
-        super().load_state_dict(obj)
+        return plan
 
     def _plan_of(self, position: int, where: str) -> _Plan | None:
         """What to become for a checkpoint of this position; None: this dataset is it."""
@@ -235,6 +324,15 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
                 "Load the checkpoint before the first batch",
             )
         return self._plan(position)
+
+    def get_item(self, sample_id: int, retry: int = 7) -> Any:
+        """A sample by its number, with the caption of the epoch that is being read (before the first: of epoch 0)."""
+        sample = super().get_item(sample_id, retry)
+        return sample if self._captions.is_plain else self._captions.apply(sample, self.shuffle_seed, self._epoch)
+
+    def _resume_incr_epoch(self) -> tuple[int, int]:
+        self._epoch, sample_in_epoch = super()._resume_incr_epoch()
+        return self._epoch, sample_in_epoch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """An epoch, or what is left of one. What a background thread ran into is raised here, and never ends it early."""
@@ -273,42 +371,26 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             self._iterator.on_exit()  # it can no longer say so itself, and the end of the epoch waits for it
 
 
-def _is_where_it_lies(uri: str, local: Path) -> bool:
-    """Whether `local` is the lake, or the pulled copy, that the manifest stands in."""
-    root = local_path(lake_of(uri).root)
-    return root is not None and root.resolve() == local.resolve()
+def _to_fetch(plan: _Plan, source: _Source) -> bytes:
+    """Which shards of all streams this node will have to fetch, a bit each; b"" if none, or another rank of the node looks."""
+    for stream in plan.streams:
+        stream.open()
+    if not World.detect().is_local_leader:
+        return b""
+    needed = np.concatenate([stream.look_around() for stream in plan.streams])
+    if source.local is not None and source.streaming.get("cache_limit"):
+        needed[:] = True  # what is here may be evicted, and is fetched again
+    return np.packbits(needed).tobytes() if needed.any() else b""
 
 
-def _check_arguments(uri: str, local: str | None, small: str, batch_size: int, streaming: dict[str, Any]) -> None:
-    if batch_size < 1:
-        raise InputError(f"batch_size={batch_size} is no size", uri, "Use at least 1")
-    taken = sorted(set(_OURS) & set(streaming))
-    if taken:
-        raise InputError(f"ReleaseDataset takes no {', '.join(taken)}", uri, "Leave it away: the release decides it")
-    if small not in get_args(SmallStreams):
-        raise InputError(
-            f"small_streams={small!r} is no choice", uri, f"Use one of {', '.join(get_args(SmallStreams))}"
-        )
-    if local is None and local_path(uri) is None:
-        raise InputError("no directory is named for the shards", uri, "Pass local=DIRECTORY")
-    if local is not None and streaming.get("cache_limit") and (Path(local) / NOTES).is_dir():
-        raise InputError("a pulled copy is not evicted from", str(local), "Pass another directory, or no cache_limit")
-    if local is None and streaming.get("cache_limit"):
-        raise InputError(
-            "a release that is read in place is not evicted from", uri, "Pass local=DIRECTORY, or no cache_limit"
-        )
-
-
-def _check_choice(uri: str, given: dict[str, Any], optouts: Position) -> None:
-    for name, values in given.items():
-        kind = int if name == "tiers" else str
-        if isinstance(values, str | int):
-            raise InputError(f"{name}={values!r} is no list", uri, f"Write {name}=[{values!r}]")
-        odd = [each for each in values or () if not isinstance(each, kind)]
-        if odd:
-            raise InputError(f"{name}: {odd[0]!r} is of the wrong kind", uri, f"Give {name} as {kind.__name__}")
-    if optouts != "newest" and not (isinstance(optouts, int) and optouts >= 0):
-        raise InputError(f"optouts={optouts!r} is no position", uri, "Pass 'newest', or a number from 0")
+def _fault(plan: _Plan, source: _Source, manifest: Manifest, needed: Sequence[bytes]) -> SmaltiError | None:
+    """What is wrong with the shards that some node has to fetch."""
+    bits = np.bitwise_or.reduce([np.frombuffer(each, np.uint8) for each in needed])
+    readers = [reader.raw_data for stream in plan.streams for reader in stream.open()]
+    wanted = np.flatnonzero(np.unpackbits(bits, count=len(readers)))
+    return fault_of_shards(
+        parts_uri(source.uri, manifest), [(readers[number].basename, readers[number].bytes) for number in wanted]
+    )
 
 
 def _choose(source: _Source, optouts: Optouts) -> list[Chosen]:
@@ -321,15 +403,24 @@ def _choose(source: _Source, optouts: Optouts) -> list[Chosen]:
 def _stream(source: _Source, manifest: Manifest, stream: Chosen, share: float | None) -> SkipStreamMixin:
     root = parts_uri(source.uri, manifest)
     parts = local_path(root) if source.local is None else source.local / "parts"
-    assert parts is not None  # _check_arguments
-    return source.stream_class(
+    assert parts is not None  # check_arguments
+    made = source.stream_class(
         entries=stream.entries,
         shards=stream.shards,
         source=root,
         parts=parts,
         in_place=source.local is None,
-        proportion=share,
+        **({} if share is None else {"proportion": share}),
     )
+    if not isinstance(made, SkipStreamMixin):
+        raise InputError(f"stream_class made a {type(made).__name__}", source.uri, "Use a class with SkipStreamMixin")
+    if share is not None and getattr(made, "proportion", None) != share:  # all groups would be drawn by their size
+        raise InputError(
+            f"{type(made).__name__} does not hand its proportion on to Stream",
+            source.uri,
+            "Have its __init__ pass the arguments that it does not know to super().__init__",
+        )
+    return made
 
 
 def _exchanged(

@@ -69,7 +69,12 @@ class ServedShard:
         return [int(index) for index in np.flatnonzero(served)]
 
     def numbers_of(self, indices: Sequence[int]) -> NDArray[np.int64]:
-        """Where those of these samples that are kept stand among the kept ones, counted from 0; ascending."""
+        """Where those of these samples that are kept stand among the kept ones, counted from 0; ascending.
+
+        Raises:
+            CorruptError: an index is outside the shard.
+        """
+        _check_inside(self, indices)
         kept = np.setdiff1d(np.array(indices, np.int64), self.left_out)
         return kept - np.searchsorted(self.left_out, kept)
 
@@ -116,9 +121,13 @@ def served_shards(
 def _without(shard: ServedShard, indices: Sequence[int]) -> ServedShard:
     if not indices:
         return shard
-    if indices[-1] >= shard.samples:
-        raise _unfit(f"sample {indices[-1]} is opted out, the shard has {shard.samples}", shard.basename)
+    _check_inside(shard, indices)
     return ServedShard(shard.entry, np.union1d(shard.left_out, np.array(indices, np.int32)))
+
+
+def _check_inside(shard: ServedShard, indices: Sequence[int]) -> None:
+    if len(indices) and indices[-1] >= shard.samples:
+        raise _unfit(f"sample {indices[-1]} is opted out, the shard has {shard.samples}", shard.basename)
 
 
 def _read_skips(

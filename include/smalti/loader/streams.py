@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from array import array
@@ -17,7 +18,7 @@ from streaming.base.format.base.reader import FileInfo
 from streaming.base.format.mds import MDSReader
 from streaming.base.world import World
 
-from smalti.errors import CorruptError, LakeError, MissingObject
+from smalti.errors import CorruptError, InputError, LakeError, MissingObject
 from smalti.loader.fetch import fetch
 from smalti.loader.skips import ServedShard
 from smalti.loader.small import stream_name
@@ -86,8 +87,9 @@ class SkipStreamMixin:
         ReleaseDataset(manifest, stream_class=OurStream, ...)
 
     It decides which samples there are, where shards lie and how they come here (get_shards, set_up_local, prepare_shard,
-    get_index_size): an override of one of these in the other class is not called. Everything else is the other class's.
-    `reader_class` and `fetch_shard` are there to be overridden.
+    get_index_size): an override of one of these in the other class is not called, nor is one of _download_file. Everything else
+    is the other class's. `reader_class` and `fetch_shard` are there to be overridden; get_shards and prepare_shard can be extended
+    in the class that joins the two, with super().
 
     Args:
         entries: what the manifest says of it; several if streams of one bucket were put together.
@@ -113,18 +115,21 @@ class SkipStreamMixin:
         in_place: bool,
         **stream: Any,
     ) -> None:
+        # Names of the other class's attributes are not known: what it must not touch is private (two underscores).
         self.entries = tuple(entries)
         self.kept = sum(shard.kept for shard in shards)
-        self._served = shards
-        self._source = source
-        self._parts = str(parts)
-        self._in_place = in_place
+        self.__served = shards
+        self.__readers: list[KeptReader] | None = None
+        self.__here: NDArray[np.int64] | None = None
+        self.__source = source
+        self.__parts = str(parts)
+        self.__in_place = in_place
         # StreamingDataset wants a directory a stream that no other stream uses, and takes it for a name only: all that
         # would be done in it is overridden below. No `remote`: it would have StreamingDataset refuse a second dataset
         # over one cache, also one whose process is long dead. Shards are immutable and appear whole, so sharing is safe.
-        super().__init__(**{"local": os.path.join(self._parts, ".streams", self.name)} | stream)
+        super().__init__(**{"local": os.path.join(self.__parts, ".streams", stream_name(entries))} | stream)
 
-    @property
+    @functools.cached_property  # not a property: the other class may set a name of its own
     def name(self) -> str:
         """As the manifest spells it: group/tier/ar; of several groups, a+b/tier/ar."""
         return stream_name(self.entries)
@@ -133,42 +138,63 @@ class SkipStreamMixin:
         """Bring an object here: whole, with these bytes, or not at all (CorruptError, LakeError: tried again)."""
         fetch(uri, path, sha256)
 
-    def get_shards(self, world: World, allow_unsafe_types: bool) -> list[KeptReader]:
-        columns: dict[str, tuple[Any, ...]] = {}
-        readers = [self.reader_class.of(self._parts, shard, columns) for shard in self._served]
-        for reader in readers:
-            reader.validate(allow_unsafe_types)
-        self._served = ()  # the readers know it all; a hundred million samples are held once
-        return readers
+    def open(self) -> list[KeptReader]:
+        """The readers, made once."""
+        if self.__readers is None:
+            columns: dict[str, tuple[Any, ...]] = {}
+            self.__readers = [self.reader_class.of(self.__parts, shard, columns) for shard in self.__served]
+            self.__served = ()  # the readers know it all; a hundred million samples are held once
+        return self.__readers
 
-    def set_up_local(self, shards: Sequence[KeptReader], cache_usage_per_shard: NDArray[np.int64]) -> None:
-        """Note which shards are here. Called on one rank of each node."""
-        for number, shard in enumerate(shards):
-            path, size = os.path.join(self._parts, shard.raw_data.basename), shard.raw_data.bytes
+    def look_around(self) -> NDArray[np.bool_]:
+        """Note which shards are here; one of another size is removed. For one rank of each node, and before StreamingDataset
+        begins: what is wrong here is to reach all ranks.
+
+        Returns:
+            which have to be fetched; shape (shards,).
+        Raises:
+            MissingObject, CorruptError: the release is read in place, and a shard is not there, or is of another size.
+        """
+        readers = self.open()
+        self.__here = np.zeros(len(readers), np.int64)
+        for number, shard in enumerate(readers):
+            path, size = os.path.join(self.__parts, shard.raw_data.basename), shard.raw_data.bytes
             try:
                 there = os.stat(path).st_size
             except FileNotFoundError:
                 there = None
             if there == size:
-                cache_usage_per_shard[number] = size
-            elif self._in_place:
+                self.__here[number] = size
+            elif self.__in_place:
                 raise _incomplete(path, size, there)
             elif there is not None:
                 log.warning("%s has %d bytes instead of %d and is fetched anew", path, there, size)
                 os.unlink(path)
+        return np.equal(self.__here, 0)
+
+    def get_shards(self, world: World, allow_unsafe_types: bool) -> list[KeptReader]:
+        for reader in self.open():
+            reader.validate(allow_unsafe_types)
+        return list(self.open())
+
+    def set_up_local(self, shards: Sequence[KeptReader], cache_usage_per_shard: NDArray[np.int64]) -> None:
+        """Say which shards are here. Called on one rank of each node."""
+        if self.__here is None:
+            self.look_around()
+        cache_usage_per_shard[:] = self.__here
 
     def prepare_shard(self, shard: KeptReader) -> int:
         """Bring a shard here if it is not. Returns the bytes that were added."""
         info = shard.raw_data
-        path = Path(self._parts, info.basename)
+        path = Path(self.__parts, info.basename)
         if path.exists():
             return 0
-        if self._in_place:
+        if self.__in_place:
             raise _incomplete(str(path), info.bytes, None)
         tries = 1 + self.download_retry
         for left in reversed(range(tries)):
             try:
-                self.fetch_shard(join_uri(self._source, info.basename), path, info.hashes["sha256"])
+                self.fetch_shard(join_uri(self.__source, info.basename), path, info.hashes["sha256"])
                 break
             except (CorruptError, LakeError):
                 if not left:
@@ -181,6 +207,40 @@ class SkipStreamMixin:
 
 class SkipStream(SkipStreamMixin, Stream):  # type: ignore[misc]  # streaming is untyped
     """A stream of a release for those who have no Stream class of their own."""
+
+
+_TRANSPORT = ("prepare_shard", "_prepare_shard_part", "_download_file", "_decompress_shard_part")
+"""How a Stream brings shards here; `fetch_shard` takes the place of it."""
+
+
+def check_stream_class(given: object, where: str) -> None:
+    """Raises InputError if it is a class that cannot be a stream of a release. Another callable is looked at by what it makes."""
+    if not isinstance(given, type):
+        return
+    if not issubclass(given, SkipStreamMixin) or not issubclass(given, Stream):
+        raise InputError(
+            f"stream_class={given.__name__} is no stream of a release",
+            where,
+            f"Write class Ours(SkipStreamMixin, {given.__name__}): ...",
+        )
+    if given.__mro__.index(Stream) < given.__mro__.index(SkipStreamMixin):
+        raise InputError(
+            f"stream_class={given.__name__} has SkipStreamMixin after its Stream", where, "Name SkipStreamMixin first"
+        )
+
+
+def unused_transport(cls: type) -> list[str]:
+    """Overrides that bring shards in a way of their own, and are not called for a release: "PatchedStream._download_file"."""
+    before, behind = [], list(cls.__mro__[: cls.__mro__.index(Stream)])
+    while (each := behind.pop(0)) is not SkipStreamMixin:
+        before.append(each)
+    return [
+        f"{each.__name__}.{name}"
+        for classes, names in ((before, _TRANSPORT[1:]), (behind, _TRANSPORT))
+        for each in classes
+        for name in names
+        if name in vars(each)
+    ]
 
 
 def _incomplete(path: str, size: int, there: int | None) -> MissingObject | CorruptError:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import smalti
 from smalti import objects
@@ -32,7 +33,7 @@ from smalti.shards import mds
 from smalti.shards.part import Part, PartBucket, committed_parts, read_samples_bytes
 from smalti.shards.plan import cut
 from smalti.shards.replacements import Step, append_step, read_log
-from smalti.shards.samples import SCHEMA, decode_samples, encode_samples
+from smalti.shards.samples import decode_samples, encode_samples, extra_columns, schema_with
 from smalti.shards.stage import commit_part, part_name
 
 log = logging.getLogger("smalti")
@@ -48,7 +49,7 @@ class CopyPlan:
     Attributes:
         parts: that it replaces, the oldest first; all of one source, with one encoding, columns and engines.
         why: as the log will say.
-        rows: what is kept, SCHEMA and `part` (place in `parts`), sorted by (tier, ar, id); shard and index are the old ones.
+        rows: what is kept, as `samples_of` has it, sorted by (tier, ar, id); shard and index are the old ones.
         bounds: begin and end of each new shard in `rows`; none spans two buckets.
         dropped: reason -> samples that are not kept.
     """
@@ -58,6 +59,11 @@ class CopyPlan:
     rows: pa.Table
     bounds: tuple[tuple[int, int], ...]
     dropped: dict[str, int]
+
+    @property
+    def extra(self) -> tuple[str, ...]:
+        """Extra caption columns, the same in all of the parts."""
+        return extra_columns(self.parts[0].columns)
 
     @property
     def digest(self) -> str:
@@ -87,8 +93,9 @@ class CopyTask:
 
 
 def samples_of(lake: Lake, part: Part) -> pa.Table:
-    """The rows of samples.parquet, checked against part.json."""
-    return decode_samples(read_samples_bytes(lake, part), lake.samples(part.source, part.name))
+    """The rows of samples.parquet, those of extra captions too, checked against part.json."""
+    extra = extra_columns(part.columns)
+    return decode_samples(read_samples_bytes(lake, part), lake.samples(part.source, part.name), extra)
 
 
 def sorted_rows(rows: pa.Table) -> pa.Table:
@@ -159,7 +166,7 @@ def write(lake: Lake, plan: CopyPlan) -> Part | None:
     for entry in map_tasks(copy_shard, [task for _, task in tasks]):
         entries.append(entry)
         log.info("%s: %s/%s, %d of %d shards", plan.why, source, name, len(entries), len(tasks))
-    samples = encode_samples(_renumbered(plan, name, tasks))
+    samples = encode_samples(_renumbered(plan, name, tasks), plan.extra)
     objects.create_same(lake.samples(source, name), samples)
     buckets = tuple(_write_indices(lake, source, name, plan, [bucket for bucket, _ in tasks], entries))
     part = commit_part(lake, _part(plan, name, buckets, sha256(samples)))
@@ -251,7 +258,8 @@ def _renumbered(plan: CopyPlan, name: str, tasks: Sequence[tuple[tuple[int, str]
         shards += [f"{source}/{name}/{tier}/{ar}/{task.uri.rpartition('/')[2]}"] * (end - begin)
         indices += range(end - begin)
     new = {"shard": pa.array(shards, pa.string()), "index": pa.array(indices, pa.int32())}
-    return pa.table([new.get(field.name, plan.rows[field.name]) for field in SCHEMA], names=SCHEMA.names)
+    names = schema_with(plan.extra).names
+    return pa.table([new.get(each, plan.rows[each]) for each in names], names=names)
 
 
 def _write_indices(
@@ -306,6 +314,7 @@ def _part(plan: CopyPlan, name: str, buckets: tuple[PartBucket, ...], samples_sh
             dropped=dict(sorted(dropped.items())),
         ),
         failed=tuple(row for part in plan.parts for row in part.failed),
+        extra_captions={each: int(pc.sum(plan.rows[f"{each}_ok"]).as_py() or 0) for each in plan.extra},
         replaces=tuple(part.name for part in plan.parts),
         origins=tuple(origins),
         provenance={"created": datetime.now(UTC).isoformat(timespec="seconds"), "smalti": smalti.__version__},

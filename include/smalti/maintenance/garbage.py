@@ -57,7 +57,7 @@ class GcReport(Report):
     deleted, deleted_bytes: kind -> objects and bytes that went (with dry_run: that would go now).
     marked, marked_bytes: kind -> objects and bytes that were found to be garbage now, and go a grace later.
     waiting: objects that were marked less than a grace ago.
-    given_up: versions (<dataset>/<version>) that will be served no more.
+    given_up: versions (<dataset>/<version>) that will be served no more from now on.
     shown: some of it, one line each.
     logs: URIs of the objects that list everything.
     """
@@ -131,6 +131,7 @@ def gc(lake: Lake, run: MaintenanceRun, now: float | None = None) -> GcReport:
         if run.apply:
             logs.append(lake.collection(each.name, "deleting.json"))
     found = survey(lake, run, now)
+    given_up = [each for each in found.given_up if not objects.exists(lake.release_tombstone(*each))]  # by this run
     if run.apply:
         found = hide(lake, run, found)
     known = {doomed.uri for each in unfinished(lake) for doomed in read_mark(lake, each.name).doomed}
@@ -150,7 +151,7 @@ def gc(lake: Lake, run: MaintenanceRun, now: float | None = None) -> GcReport:
         dry_run=not run.apply,
         **counts,
         waiting=waiting,
-        given_up=tuple(f"{dataset}/{version}" for dataset, version in found.given_up),
+        given_up=tuple(f"{dataset}/{version}" for dataset, version in given_up),
         shown=tuple(shown[:SHOWN] + more),
         logs=tuple(logs),
     )

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from smalti import objects
 from smalti.lake import Lake
-from smalti.release.assemble import versions_of
+from smalti.release.assemble import claimed_versions
 from smalti.release.latest import gone_versions, live_versions
 from smalti.release.manifest import Manifest, beside, read_manifest, skip_file_uri
 
@@ -77,7 +77,7 @@ def references(lake: Lake, *, keep: int | None = None, without: Collection[tuple
         published = live_versions(lake, dataset)
         live = live_versions(lake, dataset, keep)
         gone = gone_versions(lake, dataset)
-        unpublished = [each for each in versions_of(lake, dataset) if each not in published]
+        unpublished = [each for each in claimed_versions(lake, dataset) if each not in published]
         for version in (*live, *unpublished):
             if version in gone or (dataset, version) in without:
                 continue

@@ -7,7 +7,7 @@ What may go is a sample of which all of this is true:
 2. All its reasons are in REMOVABLE: they speak of this sample alone, so that without it nothing else is decided otherwise.
 3. No older sample of its id could come back: a newer one is in another part in sight, or the id was delivered once and is in no
    other part in sight. Otherwise the newest picture would be gone, and the one that it replaced would be served again.
-4. Its part holds nothing that is opted out: snapshots name samples by their place, so such a part stays what it is.
+4. Its part holds nothing that is opted out: snapshots name samples by place and by id, and such a part stays what it is.
 
 The first is a forecast and no proof: a dataset that is made later may want what all of today's leave out (the pages of
 text, say). So nothing is lost for good: today's releases keep the old
@@ -135,14 +135,20 @@ def rewrite(lake: Lake, run: MaintenanceRun) -> RewriteReport:
 def chosen_parts(lake: Lake, run: MaintenanceRun) -> Iterator[Part]:
     """The parts in sight that a run is about, without those that hold what is opted out.
 
-    Snapshots name samples by their shards. A part that one of them names stays what it is until its opt-outs are erased.
+    Snapshots name samples by their shards, and by id: what was delivered later under such an id speaks for its copies too, even
+    when a newer delivery has superseded it. A part that holds any stays what it is until its opt-outs are erased.
     """
-    named = {"/".join(shard.split("/")[:2]) for shard in read_snapshot(lake, newest_position(lake)).shards}
+    snapshot = read_snapshot(lake, newest_position(lake))
+    named, ids = {"/".join(shard.split("/")[:2]) for shard in snapshot.shards}, pa.array(snapshot.ids, pa.string())
     for part in _parts_of(lake, run):
-        if f"{part.source}/{part.name}" not in named:
+        if f"{part.source}/{part.name}" not in named and not (len(ids) and _holds(lake, part, ids)):
             yield part
         elif run.parts:
             log.warning("%s/%s holds what is opted out, and is left as it is", part.source, part.name)
+
+
+def _holds(lake: Lake, part: Part, ids: pa.Array) -> bool:
+    return bool(pc.any(pc.is_in(samples_of(lake, part)["id"], value_set=ids)).as_py())
 
 
 def _parts_of(lake: Lake, run: MaintenanceRun) -> Iterator[Part]:

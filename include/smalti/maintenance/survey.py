@@ -10,7 +10,7 @@ from smalti.errors import MissingObject
 from smalti.lake import Lake
 from smalti.maintenance.live import References, references
 from smalti.maintenance.marks import Doomed, Kind
-from smalti.release.assemble import versions_of
+from smalti.release.assemble import claimed_versions
 from smalti.release.latest import Latest, expired, gone_versions, is_gone, read_latest
 from smalti.settings import MaintenanceRun
 from smalti.shards.part import Part, batch_orders, committed_parts, is_abandoned, part_names, read_part
@@ -68,7 +68,7 @@ def _versions(
     published = {*latest.published(), *(each.version for each in latest.ablations)}
     old = []
     why: dict[str, str] = {}
-    for version in versions_of(lake, dataset):
+    for version in claimed_versions(lake, dataset):
         if is_gone(lake, dataset, version):
             why[version] = "it was given up"
         elif version not in published:

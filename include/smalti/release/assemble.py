@@ -30,6 +30,7 @@ from smalti.curation.record import Curation, create_named, read_curation
 from smalti.errors import ConflictError, CorruptError, InputError, MissingObject
 from smalti.lake import BESIDE_VERSIONS, PARTS_FROM_RELEASE, Lake
 from smalti.maintenance.marks import refuse_doomed
+from smalti.release.captions import empty_columns, refuse_missing_columns
 from smalti.release.collect import (
     Stream,
     Tally,
@@ -93,7 +94,8 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
     """Write a version, or return the one that has this content already.
 
     Raises:
-        InputError: no curation is named, it is another dataset's, nothing is left, or the version holds other content.
+        InputError: no curation is named, it is another dataset's, nothing is left, a part lacks a column that `captions` weighs, or the
+            version holds other content.
         CorruptError: a part is not what was curated, or the accounting does not balance.
     """
     started = time.monotonic()
@@ -120,6 +122,7 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
     parts = read_parts(lake, curation)
     streams = streams_of(lake, curation, parts, groups)
     counted = tally(lake, curation, parts, groups)
+    refuse_missing_columns(dataset.name, dataset.captions, parts, counted)
     manifest = _manifest(lake, dataset, curation, parts, streams, counted).with_digest()
     manifest.check_balance()
     if manifest.accounting.kept == 0:
@@ -147,7 +150,7 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
             lake.streams_yaml(manifest.dataset, manifest.version): streams_yaml(manifest, uri),
             lake.release_report(manifest.dataset, manifest.version): render(lake, manifest, parent, changes, counted),
         }
-        _commit(uri, with_files(manifest, files))
+        _commit(uri, with_elsewhere(lake, with_files(manifest, files), curation))
         if is_gone(lake, run.dataset.name, claim.version):  # the run took longer than a grace
             raise ConflictError("the version was given up while it was written", uri, "Curate and assemble again")
     else:
@@ -233,7 +236,7 @@ def _refuse_what_goes(lake: Lake, curation: Curation, parts: Sequence[Part], str
         raise MissingObject("the curation was collected as garbage", record, "Curate again")
 
 
-def versions_of(lake: Lake, dataset: str) -> list[str]:
+def claimed_versions(lake: Lake, dataset: str) -> list[str]:
     """Every name that is or may become a version, the oldest number first."""
     names = [name for name in objects.list_names(lake.versions(dataset)) if name not in BESIDE_VERSIONS]
     return sorted(names, key=lambda name: (_number(name), name))
@@ -241,7 +244,7 @@ def versions_of(lake: Lake, dataset: str) -> list[str]:
 
 def _claims(lake: Lake, dataset: str) -> list[Claim]:
     claims = []
-    for version in versions_of(lake, dataset):
+    for version in claimed_versions(lake, dataset):
         found = objects.read_versioned(lake.claim(dataset, version))
         if found is not None:
             try:
@@ -289,7 +292,7 @@ def _manifest(
         ),
         licences=dict(sorted(counted.licences.items())),
         optouts=curation.optouts,
-        warnings=curation.warnings,
+        warnings=(*curation.warnings, *empty_columns(dataset.captions, counted)),
         provenance=Provenance(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             smalti=smalti.__version__,
@@ -326,6 +329,17 @@ def with_files(manifest: Manifest, files: Mapping[str, str]) -> Manifest:
         found[uri.rpartition("/")[2]] = sha256(data)
     provenance = manifest.provenance.model_copy(update={"files": found})
     return manifest.model_copy(update={"provenance": provenance})
+
+
+def with_elsewhere(lake: Lake, manifest: Manifest, curation: Curation) -> Manifest:
+    """Let the manifest name, by the sha256 of their bytes, what it uses outside its folder and nothing else names so."""
+    digest = curation.digest()
+    uris = [lake.part_commit(part.source, part.name) for part in curation.parts]
+    uris += [lake.curation(curation.dataset, digest), lake.curation_rows(curation.dataset, digest)]
+    if curation.clusters:
+        uris.append(lake.quarantine_page(curation.dataset, digest))
+    found = {uri[len(lake.root) + 1 :]: sha256(objects.read_bytes(uri)) for uri in uris}
+    return manifest.model_copy(update={"provenance": manifest.provenance.model_copy(update={"elsewhere": found})})
 
 
 def _commit(uri: str, manifest: Manifest) -> None:

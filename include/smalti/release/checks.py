@@ -20,13 +20,21 @@ _MOST = 20
 
 
 class Expected(NamedTuple):
-    """What samples.parquet says of a sample; width and height are the original's, px, bytes the encoded picture's."""
+    """What samples.parquet says of a sample; width and height are the original's, px, bytes the encoded picture's.
+
+    `extra_ok`: whether it has words in each of the shard's extra caption columns.
+    """
 
     id: str
     width: int
     height: int
     bytes: int
     caption_ok: bool
+    label: str | None
+    captioner: str
+    classifier: str
+    licence: str | None
+    extra_ok: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,7 @@ class ShardCheck:
         width, height: of the bucket, px.
         quality: of the JPEGs; None for PNG.
         rows: in the order of the shard; None: samples.parquet does not know this shard.
+        extra: caption columns beside `caption`.
     """
 
     uri: str
@@ -49,6 +58,7 @@ class ShardCheck:
     height: int
     quality: int | None
     rows: tuple[Expected, ...] | None
+    extra: tuple[str, ...] = ()
 
 
 def check_shard(check: ShardCheck) -> list[str]:
@@ -105,6 +115,9 @@ def _sample_faults(check: ShardCheck, sample: dict[str, Any], row: Expected) -> 
             yield f"{name} is {sample.get(name)!r}, not {value!r}"
     if bool(sample.get("caption")) != row.caption_ok:
         yield "it has no caption" if row.caption_ok else "it has a caption though captioning failed"
+    for name, there in zip(check.extra, row.extra_ok, strict=True):
+        if name not in sample or bool(sample[name]) != there:
+            yield f"samples.parquet says that it has {'' if there else 'no '}words in {name}"
     picture = sample["image"]
     if len(picture) != row.bytes:
         yield f"its picture has {len(picture)} bytes, samples.parquet says {row.bytes}"

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +22,7 @@ from smalti.reasons import DEDUP_REASONS, SkipReason, set_name
 from smalti.release.manifest import Count, PartEntry, SourceEntry, StreamEntry, encode_stream_index, rebase
 from smalti.release.skips import SkipFile, sha256
 from smalti.shards.part import Part, read_part, read_samples_bytes
-from smalti.shards.samples import decode_samples
+from smalti.shards.samples import decode_samples, extra_columns
 
 SHOWN_A_BUCKET = 24
 """Kept samples of a stream that the report may choose from."""
@@ -55,7 +55,12 @@ class Shown:
 
 @dataclass
 class Tally:
-    """Counts over samples, not over streams or shards: what the manifest's accounting states."""
+    """Counts over samples, not over streams or shards: what the manifest's accounting states.
+
+    Attributes:
+        words: caption column -> samples that are served and have words in it.
+        servable: (source, part) -> samples that are served, or may be if a declared set of reasons is lifted.
+    """
 
     samples: Counter[str]
     kept: Counter[str]
@@ -65,6 +70,8 @@ class Tally:
     pixels: int
     kept_shown: dict[tuple[str, int, str], list[Shown]]
     skipped_shown: dict[SkipReason, list[Shown]]
+    words: Counter[str] = field(default_factory=Counter)
+    servable: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 def read_parts(lake: Lake, curation: Curation) -> list[Part]:
@@ -195,15 +202,21 @@ def tally(lake: Lake, curation: Curation, parts: Sequence[Part], groups: Mapping
     )
     check_rows(lake, curation)
     left_out = _left_out_of_parts(lake, curation)
+    liftable = {reason for each in curation.reason_sets for reason in (*each, *DEDUP_REASONS)}
     for place, part in enumerate(parts):
-        table = decode_samples(read_samples_bytes(lake, part), lake.samples(part.source, part.name))
+        extra = extra_columns(part.columns)
+        table = decode_samples(read_samples_bytes(lake, part), lake.samples(part.source, part.name), extra)
         first = _first_reasons(table, left_out, place, curation)
         kept = first < 0
         counted.samples[part.source] += table.num_rows
         counted.kept[part.source] += int(kept.sum())
         for reason, count in zip(*np.unique(first[~kept], return_counts=True), strict=True):
             counted.skipped[part.source][_REASONS[reason]] += int(count)
+        may = [-1, *(_REASONS.index(reason) for reason in liftable)]
+        counted.servable[part.source, part.name] = int(np.isin(first, may).sum())
         served = table.filter(kept)
+        for column in ("caption", *extra):
+            counted.words[column] += int(pc.sum(served[f"{column}_ok"]).as_py() or 0)
         _count(counted.licences, served["licence"])
         _count(counted.labels, table["label"])
         counted.pixels += int(

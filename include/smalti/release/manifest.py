@@ -110,6 +110,9 @@ class Provenance(Model):
     table_versions: dict[str, int] = Field({})
     curation: str | None = Field(None, description="what curate decided, relative to the manifest")
     files: dict[str, str] = Field({}, description="beside the manifest, for people and trainers: name -> sha256")
+    elsewhere: dict[str, str] = Field(
+        {}, description="part.json of its parts and what curate wrote, from the lake's root -> sha256 of the bytes"
+    )
     more: dict[str, JsonValue] = Field({})
 
 

@@ -9,7 +9,11 @@ Opt-outs that are younger than the release can be left out too. A tree is of the
 position that touches any of its samples is another tree, and one that touches none changes nothing.
 
 Killed at any line, the next run ends in the same bytes: objects are create-only, a bucket's index.json comes after its
-shards and is taken as it is by the next run, and tree.json comes last.
+shards, and tree.json comes last.
+
+A run that finds a finished bucket looks at it: a shard that is missing is written again. One that has another size is an error
+in a lake, where nothing is replaced and verify reads every byte; a pulled tree (`notes`) is a copy, and what is damaged
+in it is written anew.
 """
 
 from __future__ import annotations
@@ -19,26 +23,35 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from smalti.accounting import Accounted
 from smalti.compute import map_tasks
 from smalti.errors import ConflictError, CorruptError
 from smalti.loader.skips import Optouts, ServedShard, served_shards
-from smalti.objects import copy_object, create_same, join_uri, read_bytes, read_versioned
+from smalti.objects import (
+    copy_object,
+    create_same,
+    delete_object,
+    join_uri,
+    list_objects,
+    local_path,
+    read_bytes,
+    read_versioned,
+)
 from smalti.reasons import SkipReason
 from smalti.release.manifest import Manifest, parts_uri, read_manifest
-from smalti.release.optouts import check_not_behind, lake_of, read_snapshot
+from smalti.release.notes import Notes
+from smalti.release.optouts import check_not_behind, lake_of
 from smalti.release.skips import canonical_json, sha256
+from smalti.release.tree_claims import claim_tree, commit_name, identity, opted_out
 from smalti.shards import mds
 
 log = logging.getLogger("smalti")
-
-CLAIM = "release.json"
-"""Below a tree: the release that it is of. The first object of a tree."""
 
 _NOTE_EVERY = 10.0
 """Seconds between two lines of progress."""
@@ -58,7 +71,7 @@ class MaterializeReport(Accounted):
     tree: URI of the tree.
     shards, bytes: what it holds.
     rewritten: shards of it that lost samples.
-    new, new_bytes: shards of directories that an earlier run had not finished.
+    new, new_bytes: shards that were not there, or not as an earlier run had left them.
     optouts: position of the opt-outs that it leaves out.
     """
 
@@ -72,21 +85,34 @@ class MaterializeReport(Accounted):
 
 
 @dataclass(frozen=True)
-class _ShardTask:
+class ShardTask:
+    """One shard of a tree: what it is made of, and its name below the tree. `replace`: a damaged one makes room."""
+
     source: str
     target: str
-    basename: str
+    name: str
     shard: ServedShard
+    replace: bool
+
+    @property
+    def basename(self) -> str:
+        return self.name.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
 class _Bucket:
-    """One directory of the tree. `index` is there if an earlier run finished it."""
+    """One directory of the tree.
+
+    Attributes:
+        index: if an earlier run finished it.
+        there: of each shard its entry in the index, or None if it is to be written.
+    """
 
     uri: str
     name: str
-    tasks: tuple[_ShardTask, ...]
+    tasks: tuple[ShardTask, ...]
     index: bytes | None
+    there: tuple[mds.Entry | None, ...]
 
 
 def materialize(
@@ -96,42 +122,36 @@ def materialize(
     *,
     optouts: int | None = None,
     run: Runner = map_tasks,
+    notes: Notes | None = None,
 ) -> MaterializeReport:
-    """Write the tree of a release. A second run finds it and reports the same.
+    """Write the tree of a release. A second run finds it, writes what is missing of it, and reports the same.
 
     Args:
         tiers: only these; empty: all. More can be added later.
         optouts: position up to which opt-outs are left out; empty: the release's own.
         run: how the shards are worked on: Ray tasks if Ray is up, else one after another.
+        notes: of a tree on a disk: what is damaged there is written anew. Empty: nothing is replaced.
     Raises:
         ConflictError: the place holds the tree of another release, or one with samples that are opted out by now.
         InputError: the position is behind the release's own.
-        CorruptError: a shard, an index or a skip file is not what was recorded.
+        CorruptError: a shard, an index or a skip file is not what was recorded; without `notes` of the tree itself too.
     """
     started = time.monotonic()
     manifest = read_manifest(manifest_uri)
     tiers = None if tiers is None else sorted(set(tiers))
     position = manifest.optouts if optouts is None else optouts
     check_not_behind(position, manifest.optouts, lake_of(manifest_uri).optout_snapshots())
-    position = _claim(manifest, manifest_uri, tree_uri, position)
-    gone = _opted_out(manifest, manifest_uri, position)
-    buckets = _plan(manifest, manifest_uri, tree_uri, tiers, gone)
-    todo = [task for bucket in buckets if bucket.index is None for task in bucket.tasks]
-    written = _with_progress(run(_write_shard, todo), len(todo))
-    indices = {bucket.name: bucket.index or _commit(bucket, written) for bucket in buckets}
+    position, ours = claim_tree(manifest, manifest_uri, tree_uri, position)
+    gone = opted_out(manifest, manifest_uri, position)
+    look = _Look(ours, notes, run)
+    buckets = _plan(manifest, manifest_uri, tree_uri, tiers, gone, look)
+    todo = [task for b in buckets for task, entry in zip(b.tasks, b.there, strict=True) if entry is None]
+    written = _with_progress(_noted(todo, run(_write_shard, todo), notes), len(todo))
+    indices = {bucket.name: _commit(bucket, written, look.replace) for bucket in buckets}
     shards = {name: json.loads(index)["shards"] for name, index in indices.items()}
-    listing = {
-        name: {
-            "samples": sum(entry["samples"] for entry in shards[name]),
-            "shards": len(shards[name]),
-            "bytes": sum(entry["raw_data"]["bytes"] for entry in shards[name]),
-            "index_sha256": sha256(index),
-        }
-        for name, index in indices.items()
-    }
-    create_same(
-        join_uri(tree_uri, _commit_name(tiers)), canonical_json({**_identity(manifest, position), "buckets": listing})
-    )
+    listing = listing_of(indices)
+    said = {**identity(manifest, position), "buckets": listing}
+    _create(join_uri(tree_uri, commit_name(tiers)), canonical_json(said), look.replace)
     streams = [stream for stream in manifest.streams if tiers is None or stream.tier in tiers]
     dropped: Counter[str] = Counter()
     for stream in streams:
@@ -150,113 +170,174 @@ def materialize(
         shards=sum(bucket["shards"] for bucket in listing.values()),
         bytes=sum(bucket["bytes"] for bucket in listing.values()),
         new=len(todo),
-        new_bytes=sum(listing[bucket.name]["bytes"] for bucket in buckets if bucket.index is None),
+        new_bytes=sum(
+            entry["raw_data"]["bytes"]
+            for bucket in buckets
+            for entry, there in zip(shards[bucket.name], bucket.there, strict=True)
+            if there is None
+        ),
         rewritten=sum(len(task.shard.left_out) > 0 for bucket in buckets for task in bucket.tasks),
         optouts=position,
     )
 
 
-def _identity(manifest: Manifest, position: int) -> dict[str, Any]:
-    """What a tree is of. The release's own position goes without saying."""
-    named = {"dataset": manifest.dataset, "version": manifest.version, "digest": manifest.digest}
-    return named if position == manifest.optouts else {**named, "optouts": position}
+@dataclass(frozen=True)
+class _Look:
+    """How to look at what an earlier run has left. `ours`: the place was claimed for this tree before."""
+
+    ours: bool
+    notes: Notes | None
+    run: Runner
+
+    @property
+    def replace(self) -> bool:
+        """Whether what is damaged is written anew."""
+        return self.ours and self.notes is not None
+
+    def index(self, tasks: Sequence[ShardTask], where: str) -> bytes | None:
+        """The index of a bucket, if it lists what this run would write.
+
+        Raises:
+            CorruptError: it does not, and nothing is replaced.
+        """
+        found = read_versioned(where)
+        if found is None:
+            return None
+        try:
+            entries = json.loads(found[0])["shards"]
+            listed = [(entry["raw_data"]["basename"], entry["samples"]) for entry in entries]
+            whole = mds.encode_index(entries) == found[0] or not self.replace
+        except (ValueError, KeyError, TypeError, RecursionError):
+            listed, whole = [], False
+        if whole and listed == [(task.basename, task.shard.kept) for task in tasks]:
+            return found[0] if self.ours else None  # a place that nobody has claimed: all is compared
+        if self.replace:
+            log.warning("%s is damaged, and is written anew", where)
+            return None
+        raise CorruptError("the index lists other shards than the release", where, "Write into another directory")
+
+    def there(self, bucket: str, tasks: Sequence[ShardTask], index: bytes | None) -> tuple[mds.Entry | None, ...]:
+        """The entries of the shards that are there.
+
+        Raises:
+            CorruptError: one has another size, and nothing is replaced.
+        """
+        if index is None:
+            return (None,) * len(tasks)
+        entries = json.loads(index)["shards"]
+        if self.notes is not None:
+            held = self.run(partial(_holds, self.notes), list(zip(tasks, entries, strict=True)))
+            return tuple(entry if here else None for entry, here in zip(entries, held, strict=True))
+        sizes = {info.uri: info.size for info in list_objects(bucket)}
+        for task, entry in zip(tasks, entries, strict=True):
+            size = entry["raw_data"]["bytes"]
+            if sizes.get(task.target, size) != size:
+                raise CorruptError(
+                    f"the shard has {sizes[task.target]} bytes, its index says {size}",
+                    task.target,
+                    "Remove it, and run again: it is written anew",
+                )
+        return tuple(entry if task.target in sizes else None for task, entry in zip(tasks, entries, strict=True))
 
 
-def _opted_out(manifest: Manifest, manifest_uri: str, position: int) -> Optouts:
-    """What is left out besides what the release skips."""
-    return {} if position == manifest.optouts else read_snapshot(lake_of(manifest_uri), position).shards
-
-
-def _commit_name(tiers: Sequence[int] | None) -> str:
-    """The last object of a tree: it is whole, or its directories of these tiers are."""
-    return "tree.json" if tiers is None else f"tree-{'-'.join(map(str, tiers))}.json"
-
-
-def _claim(manifest: Manifest, manifest_uri: str, tree_uri: str, position: int) -> int:
-    """Nothing of another release may get into the tree. Returns the position of opt-outs that the tree is of."""
-    where = join_uri(tree_uri, CLAIM)
-    with contextlib.suppress(ConflictError):
-        create_same(where, canonical_json(_identity(manifest, position)))
-        return position
-    claim = read_bytes(where)
-    try:
-        there = int(json.loads(claim).get("optouts", manifest.optouts))
-    except (ValueError, TypeError, AttributeError):
-        there = -1
-    if claim != canonical_json(_identity(manifest, there)):
-        raise ConflictError(
-            f"the place does not hold a tree of {manifest.dataset} {manifest.version} ({manifest.digest[:12]})",
-            where,
-            "Write into another directory: trees are not changed, and not mixed",
-        )
-    if there != position and _touched(manifest, manifest_uri, there, position):
-        raise ConflictError(
-            f"the tree is of the opt-outs up to position {there}, and those up to {position} touch its samples",
-            where,
-            "Remove it, and write it anew: trees are not changed",
-        )
-    return there
-
-
-def _touched(manifest: Manifest, manifest_uri: str, first: int, second: int) -> bool:
-    """Whether the release serves other samples at one position than at the other."""
-    one, other = (_opted_out(manifest, manifest_uri, position) for position in (first, second))
-    changed = {name for name in {*one, *other} if one.get(name, ()) != other.get(name, ())}
-    if not changed:
-        return False
-    for stream in manifest.select():
-        for shard in served_shards(manifest_uri, stream):
-            name = shard.basename
-            if name in changed and len(shard.numbers_of(one.get(name, ()))) != len(
-                shard.numbers_of(other.get(name, ()))
-            ):
-                return True
-    return False
+def listing_of(indices: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """What a commit object says of its directories. indices: directory -> its index.json."""
+    listing = {}
+    for name, index in indices.items():
+        entries = json.loads(index)["shards"]
+        listing[name] = {
+            "samples": sum(entry["samples"] for entry in entries),
+            "shards": len(entries),
+            "bytes": sum(entry["raw_data"]["bytes"] for entry in entries),
+            "index_sha256": sha256(index),
+        }
+    return listing
 
 
 def _plan(
-    manifest: Manifest, manifest_uri: str, tree_uri: str, tiers: Sequence[int] | None, optouts: Optouts
+    manifest: Manifest, manifest_uri: str, tree_uri: str, tiers: Sequence[int] | None, optouts: Optouts, look: _Look
 ) -> list[_Bucket]:
     """The directories, in the order of the manifest, with what is to be done for each shard."""
+    buckets = []
+    for name, tasks in shard_tasks(manifest, manifest_uri, tree_uri, tiers, optouts, look.replace).items():
+        folder = join_uri(tree_uri, name)
+        index = look.index(tasks, join_uri(folder, "index.json"))
+        buckets.append(_Bucket(folder, name, tasks, index, look.there(folder, tasks, index)))
+    return buckets
+
+
+def shard_tasks(
+    manifest: Manifest,
+    manifest_uri: str,
+    tree_uri: str,
+    tiers: Sequence[int] | None,
+    optouts: Optouts,
+    replace: bool = False,
+) -> dict[str, tuple[ShardTask, ...]]:
+    """Directory (`512/1.000`) -> its shards in their order, directories in the order of the manifest."""
     root = parts_uri(manifest_uri, manifest)
     shards: dict[str, list[ServedShard]] = {}
     for stream in manifest.select(tiers):
         shards.setdefault(f"{stream.tier}/{stream.ar}", []).extend(served_shards(manifest_uri, stream, optouts=optouts))
-    buckets = []
-    for name, served in shards.items():
-        if not served:
-            continue  # all of it was opted out
-        folder = join_uri(tree_uri, name)
-        tasks = tuple(
-            _ShardTask(join_uri(root, shard.basename), join_uri(folder, basename), basename, shard)
+    return {
+        name: tuple(
+            ShardTask(join_uri(root, shard.basename), join_uri(tree_uri, target), target, shard, replace)
             for number, shard in enumerate(served)
-            for basename in [f"shard.{number:05d}.mds"]
+            for target in [f"{name}/shard.{number:05d}.mds"]
         )
-        there = read_versioned(join_uri(folder, "index.json"))
-        index = None if there is None else there[0]
-        if index is not None:
-            _check_index(index, tasks, join_uri(folder, "index.json"))
-        buckets.append(_Bucket(folder, name, tasks, index))
-    return buckets
+        for name, served in shards.items()
+        if served  # else all of it was opted out
+    }
 
 
-def _check_index(index: bytes, tasks: Sequence[_ShardTask], where: str) -> None:
-    """An index that an earlier run committed lists what this one would write."""
-    try:
-        found = [(entry["raw_data"]["basename"], entry["samples"]) for entry in json.loads(index)["shards"]]
-    except (ValueError, KeyError, TypeError):
-        found = []
-    if found != [(task.basename, task.shard.kept) for task in tasks]:
-        raise CorruptError("the index lists other shards than the release", where, "Write into another directory")
-
-
-def _commit(bucket: _Bucket, written: Iterator[mds.Entry]) -> bytes:
-    index = mds.encode_index(list(islice(written, len(bucket.tasks))))
-    create_same(join_uri(bucket.uri, "index.json"), index)
+def _commit(bucket: _Bucket, written: Iterator[mds.Entry], replace: bool) -> bytes:
+    """The index of a bucket, once all of its shards are there."""
+    index = mds.encode_index([next(written) if entry is None else entry for entry in bucket.there])
+    where = join_uri(bucket.uri, "index.json")
+    if bucket.index is None or bucket.index != index:
+        _create(where, index, replace)
     return index
 
 
-def _write_shard(task: _ShardTask) -> mds.Entry:
+def _create(uri: str, data: bytes, replace: bool) -> None:
+    """Create an object, or find that it is there. With `replace` one that is damaged makes room."""
+    try:
+        create_same(uri, data)
+    except ConflictError:
+        if not replace:
+            raise
+        log.warning("%s is damaged, and is written anew", uri)
+        delete_object(uri)
+        create_same(uri, data)
+
+
+def _holds(notes: Notes, item: tuple[ShardTask, mds.Entry]) -> bool:
+    """Whether a shard on the disk is what the index says; the index may be what is wrong, so that all of it is compared."""
+    task, entry = item
+    path = local_path(task.target)
+    assert path is not None  # who has notes has files
+
+    def found(path: Path) -> str:
+        with contextlib.suppress(CorruptError, ValueError, KeyError, TypeError):
+            return _digest(mds.shard_entry(task.basename, path.read_bytes()))
+        return ""
+
+    return notes.holds(task.name, path, entry["raw_data"]["bytes"], _digest(entry), found)
+
+
+def _digest(entry: mds.Entry) -> str:
+    return sha256(canonical_json(entry))
+
+
+def _noted(tasks: Sequence[ShardTask], entries: Iterable[mds.Entry], notes: Notes | None) -> Iterator[mds.Entry]:
+    for task, entry in zip(tasks, entries, strict=True):
+        path = local_path(task.target)
+        if notes is not None and path is not None:
+            notes.note(task.name, path, _digest(entry))
+        yield entry
+
+
+def _write_shard(task: ShardTask) -> mds.Entry:
     """Copy or rewrite one shard. Returns its entry in the tree's index."""
     shard = task.shard
     if (
@@ -265,19 +346,31 @@ def _write_shard(task: _ShardTask) -> mds.Entry:
         and copy_object(task.source, task.target)
     ):
         return _renamed(shard.entry, task.basename)  # inside the store: GCS checks the copy itself
+    data = _read_source(task)
+    if not len(shard.left_out):
+        _create(task.target, data, task.replace)
+        return _renamed(shard.entry, task.basename)
+    rewritten = mds.rewrite_shard(data, shard.kept_indices(), task.source)
+    _create(task.target, rewritten, task.replace)
+    return mds.shard_entry(task.basename, rewritten)
+
+
+def expected_entry(task: ShardTask) -> mds.Entry:
+    """What the tree's index must say of a shard. One that loses samples is made of its source once more."""
+    if not len(task.shard.left_out):
+        return _renamed(task.shard.entry, task.basename)
+    return mds.shard_entry(task.basename, mds.rewrite_shard(_read_source(task), task.shard.kept_indices(), task.source))
+
+
+def _read_source(task: ShardTask) -> bytes:
     data = read_bytes(task.source)
-    if sha256(data) != shard.sha256:
+    if sha256(data) != task.shard.sha256:
         raise CorruptError(
-            f"the bytes have the sha256 {sha256(data)}, not {shard.sha256}",
+            f"the bytes have the sha256 {sha256(data)}, not {task.shard.sha256}",
             task.source,
             "Run smalti verify on the release; restore the object, or use another version",
         )
-    if not len(shard.left_out):
-        create_same(task.target, data)
-        return _renamed(shard.entry, task.basename)
-    rewritten = mds.rewrite_shard(data, shard.kept_indices(), task.source)
-    create_same(task.target, rewritten)
-    return mds.shard_entry(task.basename, rewritten)
+    return data
 
 
 def _one_bucket_store(source: str, target: str) -> bool:

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import os
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import AwareDatetime, Field, field_validator
 
 from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.lake import Lake
-from smalti.objects import ATTEMPT_PREFIX, list_names, local_path, read_bytes
+from smalti.objects import ATTEMPT_PREFIX, exists, join_uri, list_names, local_path, read_bytes
 from smalti.release.manifest import beside
 from smalti.release.skips import Model, canonical_json, compress, decompress, parse
 
@@ -29,6 +29,9 @@ _NAME = re.compile(r"(\d{8})\.json\.gz")
 
 NOTES = ".smalti"
 """Below a pulled copy: what pull notes for itself. A lake has no such directory."""
+
+_CLOCKS = timedelta(hours=1)
+"""By how much a check may lie in the future: machines' clocks differ."""
 
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -60,12 +63,39 @@ class OptoutCheck(Model):
     """When the snapshots of a pulled copy were last compared with the lake's. One small file, overwritten by each check."""
 
     position: int = Field(ge=0, description="the newest snapshot that there was")
-    checked: datetime = Field(description="UTC; of the lake itself, however many copies lie between")
+    checked: AwareDatetime = Field(description="UTC; of the lake itself, however many copies lie between")
+
+    def is_older(self, age: timedelta) -> bool:
+        """Whether it was made longer ago. A clock that was far off would let a copy never get old, so the future is no check."""
+        found = datetime.now(UTC) - self.checked
+        return found > age or found < -_CLOCKS
 
 
 def lake_of(manifest_uri: str) -> Lake:
-    """The lake, or the pulled copy, that a manifest stands in."""
+    """The lake, or the pulled copy, that a manifest stands in; `check_of` tells which."""
     return Lake(beside(manifest_uri, "../../.."))
+
+
+def is_in_lake(manifest_uri: str) -> bool:
+    """Whether a manifest stands in a lake: there alone its claim is beside it."""
+    return exists(beside(manifest_uri, "claim.json"))
+
+
+def check_of(manifest_uri: str) -> OptoutCheck | None:
+    """What is known of the age of the opt-outs beside a manifest; None: it stands in a lake, which knows all there is.
+
+    Raises:
+        InputError: it stands in a pulled copy that lost its notes: nothing tells how old its opt-outs are, or that it has any.
+        CorruptError: the note is damaged.
+    """
+    check = read_check(lake_of(manifest_uri))
+    if check is None and not is_in_lake(manifest_uri):
+        raise InputError(
+            f"there is neither a claim.json, as in a lake, nor {NOTES}, as in a pulled copy: opt-outs would be missed",
+            manifest_uri,
+            "A pulled copy: run `smalti pull MANIFEST DIR` from the lake again; a lake: restore claim.json",
+        )
+    return check
 
 
 def read_check(lake: Lake) -> OptoutCheck | None:
@@ -76,10 +106,10 @@ def read_check(lake: Lake) -> OptoutCheck | None:
     root = local_path(lake.root)
     if root is None or not (root / NOTES).is_dir():
         return None
-    path = root / NOTES / "optouts.json"
     try:
-        return parse(OptoutCheck, path.read_bytes(), str(path))
-    except FileNotFoundError:
+        uri = join_uri(lake.root, NOTES, "optouts.json")
+        return parse(OptoutCheck, read_bytes(uri), uri)
+    except MissingObject:
         return OptoutCheck(position=0, checked=_NEVER)
 
 

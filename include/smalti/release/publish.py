@@ -11,11 +11,12 @@ from smalti import objects
 from smalti.accounting import Report
 from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.lake import Lake
-from smalti.release.latest import Ablation, is_gone, keep_ablation, move_latest, read_latest
+from smalti.release.check_tree import tree_faults
+from smalti.release.latest import Ablation, Latest, is_gone, keep_ablation, move_latest, read_latest
 from smalti.release.manifest import Manifest, parse_manifest
 from smalti.release.materialize import materialize
 from smalti.release.summary import samples_of
-from smalti.release.verify import read_verified, tree_faults
+from smalti.release.verify import read_verified
 from smalti.settings import ReleaseRun
 
 log = logging.getLogger("smalti")
@@ -49,11 +50,11 @@ def publish(lake: Lake, run: ReleaseRun) -> PublishReport:
     manifest = _verified(lake, run.manifest, run.dataset.name)
     before = read_latest(lake, manifest.dataset)
     if manifest.without:
-        return _publish_ablation(lake, manifest, started)
+        return _publish_ablation(lake, manifest, before, started)
     tree = lake.tree(manifest.dataset, manifest.version) if manifest.publish == "tree" else None
     served = before is not None and (before.version, before.digest) == (manifest.version, manifest.digest)
-    if tree and not (served and objects.exists(f"{tree}/tree.json")):
-        _write_tree(lake, manifest, tree)
+    if tree:
+        _write_tree(lake, manifest, tree, served)
     report = _move(lake, manifest, started)
     warnings: tuple[str, ...] = ()
     if not served and before is not None and manifest.version in {past.version for past in before.history}:
@@ -61,13 +62,13 @@ def publish(lake: Lake, run: ReleaseRun) -> PublishReport:
     return report.model_copy(update={"tree": tree, "warnings": warnings})
 
 
-def _publish_ablation(lake: Lake, manifest: Manifest, started: float) -> PublishReport:
+def _publish_ablation(lake: Lake, manifest: Manifest, before: Latest | None, started: float) -> PublishReport:
     """An ablation is opened by its own name: nobody who follows LATEST must get one unasked."""
     kept = Ablation(version=manifest.version, digest=manifest.digest, base=manifest.parent or "")
     served = keep_ablation(lake, manifest.dataset, kept).version
     tree = lake.tree(manifest.dataset, manifest.version) if manifest.publish == "tree" else None
-    if tree and not objects.exists(f"{tree}/tree.json"):
-        _write_tree(lake, manifest, tree)
+    if tree:
+        _write_tree(lake, manifest, tree, before is not None and kept in before.ablations)
     left_out = ", ".join(manifest.without)
     return PublishReport(
         stage="publish",
@@ -149,10 +150,12 @@ def _verified(lake: Lake, uri: str, dataset: str) -> Manifest:
     return manifest
 
 
-def _write_tree(lake: Lake, manifest: Manifest, tree: str) -> None:
-    """The tree, and a look at what is in it now."""
+def _write_tree(lake: Lake, manifest: Manifest, tree: str, served: bool) -> None:
+    """The tree, and a look at what is in it now; of one that was whole, and is served, at the sizes: verify reads it all."""
     uri = lake.manifest(manifest.dataset, manifest.version)
-    materialize(uri, tree)
+    whole = objects.exists(f"{tree}/tree.json")
+    if materialize(uri, tree).new == 0 and whole and served:
+        return
     kept = Counter(name for name, _, _, reasons in samples_of(uri, manifest) if not reasons)
     faults = tree_faults(uri, manifest, kept)
     if faults:

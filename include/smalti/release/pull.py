@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import shutil
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +29,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from smalti.accounting import Report
-from smalti.errors import ConflictError, CorruptError, InputError
+from smalti.errors import ConflictError, CorruptError, InputError, LakeError
 from smalti.lake import Lake
 from smalti.loader.fetch import fetch, file_sha256
 from smalti.loader.skips import ServedShard, served_shards
@@ -46,14 +44,15 @@ from smalti.release.manifest import (
     parts_uri,
     skip_file_uri,
 )
+from smalti.release.notes import Notes
 from smalti.release.optouts import (
     NOTES,
     OptoutCheck,
     check_not_behind,
+    check_of,
     decode_snapshot,
     lake_of,
     newest_position,
-    read_check,
     write_check,
 )
 from smalti.release.skips import SkipFile
@@ -112,33 +111,30 @@ def pull(
         tiers: only these; empty: all. More can be pulled later.
         materialize: write DIR/<tier>/<ar>/{index.json,shards} for an unmodified StreamingDataset instead.
         threads: shards fetched at once.
-        recheck: hash what is here even if its size and time are those of the last check.
-        refresh_optouts: bring the opt-outs only: three requests and a small object, or less.
+        recheck: read what is here, with `materialize` too, even if its size and time are those of the last check.
+        refresh_optouts: bring the opt-outs only: four requests and a small object, or less.
         positions: older positions of opt-outs to bring too, for checkpoints that were made with them elsewhere.
     Raises:
-        InputError: a tier that the release has not, another pull in the directory, or too little room.
-        MissingObject, LakeError: the source cannot be read.
+        InputError: a tier that the release has not, another pull in the directory, too little room, or nothing to refresh.
+        MissingObject, LakeError: the source cannot be read, or the directory not read or written.
         CorruptError: an object of the source is not what was recorded about it; nothing of it appears here.
-        ConflictError: the directory holds another release of this name.
+        ConflictError: the directory holds another release of this name, or a directory in the place of a file.
     """
     started = time.monotonic()
     uri, folder = normalise_uri(str(manifest_uri)), Path(directory).absolute()
     _refuse_lake(uri, folder)
-    with _locked(folder):
+    if refresh_optouts:
+        _refuse_nothing(folder)
+    with _one_line(folder), _locked(folder):
         if materialize:
-            if recheck:
-                raise InputError(
-                    "the shards of a tree are not looked at again",
-                    str(folder),
-                    "Leave --recheck out; or write another tree",
-                )
-            _refuse_stale(lake_of(uri))
+            _refuse_stale(uri)
             written = trees.materialize(
                 uri,
                 file_uri(folder),
                 tiers,
                 optouts=newest_position(lake_of(uri)),
                 run=_in_threads(min(threads, _MATERIALIZE_THREADS)),
+                notes=Notes(folder / NOTES / "verified.jsonl", recheck),
             )
             return PullReport(
                 stage="pull",
@@ -163,13 +159,23 @@ def _refuse_lake(uri: str, folder: Path) -> None:
         raise InputError("there is a lake in this directory", str(folder), "Name another directory")
 
 
-def _refuse_stale(lake: Lake) -> None:
+def _refuse_nothing(folder: Path) -> None:
+    """Where no release was pulled there is nothing to renew, and a mistyped name must not pass for done."""
+    if not any((folder / "releases").glob("*/*/manifest.json")):
+        raise InputError(
+            "no release was pulled into this directory",
+            str(folder),
+            "Check its name; `smalti pull MANIFEST DIR` brings the opt-outs too, and a tree is written anew instead",
+        )
+
+
+def _refuse_stale(uri: str) -> None:
     """A tree that is made of an old copy would hold what was opted out since."""
-    check = read_check(lake)
-    if check is not None and datetime.now(UTC) - check.checked > MAX_AGE:
+    check = check_of(uri)
+    if check is not None and check.is_older(MAX_AGE):
         raise InputError(
             f"the opt-outs of this copy were last checked on {check.checked:%Y-%m-%d}",
-            lake.root,
+            lake_of(uri).root,
             "Run `smalti pull MANIFEST DIR --refresh-optouts` from the lake first",
         )
 
@@ -186,7 +192,7 @@ class _Mirror:
         assert local is not None
         self.local = local
         self.folder = folder
-        self.verified = _Verified(folder / NOTES / "verified.jsonl", recheck)
+        self.notes = Notes(folder / NOTES / "verified.jsonl", recheck)
         self.fetched_bytes = 0
         self.position = 0
 
@@ -196,7 +202,7 @@ class _Mirror:
         A copy that is pulled from is as old as its own check.
         """
         lake, here = lake_of(self.uri), Lake.at(str(self.folder))
-        check = read_check(lake) or OptoutCheck(position=newest_position(lake), checked=datetime.now(UTC))
+        check = check_of(self.uri) or OptoutCheck(position=newest_position(lake), checked=datetime.now(UTC))
         known = newest_position(here)
         if check.position < known:
             raise InputError(
@@ -244,12 +250,15 @@ class _Mirror:
 
     def _refuse_another(self) -> None:
         """A manifest is never changed, so what is here under its name is the same, damaged, or of another lake."""
-        if not self.local.exists() or self.local.read_bytes() == self.data:
+        if not self.local.exists():
             return
         try:
-            there: Manifest | None = parse_manifest(self.local.read_bytes(), str(self.local))
-        except CorruptError:
-            there = None
+            found = self.local.read_bytes()
+            there: Manifest | None = parse_manifest(found, str(self.local))
+        except (CorruptError, PermissionError):
+            found, there = b"", None
+        if found == self.data:
+            return
         if there is not None and there.digest != self.manifest.digest:
             raise ConflictError(
                 f"the directory holds another {there.dataset} {there.version} ({there.digest[:12]})",
@@ -270,7 +279,7 @@ class _Mirror:
 
     def _copy(self, uri: str, path: Path, check: Callable[[bytes, str], object]) -> None:
         """Unless it is here: an object that `check` accepts, else it raises CorruptError."""
-        with contextlib.suppress(FileNotFoundError, CorruptError):
+        with contextlib.suppress(FileNotFoundError, PermissionError, CorruptError):
             check(path.read_bytes(), str(path))
             return
         data = read_bytes(uri)
@@ -286,12 +295,7 @@ class _Mirror:
 
     def _is_here(self, shard: ServedShard) -> bool:
         path = self.parts / shard.basename
-        if not path.exists():
-            return False
-        if self.verified.holds(path, shard):
-            return True
-        log.warning("%s is not what the release has there, and is fetched anew", path)
-        return False
+        return self.notes.holds(shard.basename, path, shard.bytes, shard.sha256, file_sha256)
 
     def _fetch(self, shards: Sequence[ServedShard], missing: Sequence[ServedShard], run: trees.Runner) -> None:
         """Download, check, and note each shard that is missing."""
@@ -309,7 +313,7 @@ class _Mirror:
         def bring(shard: ServedShard) -> int:
             path = self.parts / shard.basename
             fetch(join_uri(root, shard.basename), path, shard.sha256)
-            self.verified.note(path, shard)
+            self.notes.note(shard.basename, path, shard.sha256)
             return shard.bytes
 
         for number, size in enumerate(run(bring, missing), 1):
@@ -322,36 +326,6 @@ class _Mirror:
                     "pull: %d of %d shards, %s of %s, %s/s", number, len(missing), _gb(done), _gb(total), _gb(rate)
                 )
                 noted = now
-
-
-class _Verified:
-    """Which files were found to be right, with the size and time they had then. Lines are appended as it goes."""
-
-    def __init__(self, path: Path, recheck: bool) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        self._known: dict[str, tuple[str, int]] = {}
-        for line in [] if recheck or not path.exists() else path.read_text().splitlines():
-            with contextlib.suppress(ValueError, TypeError):  # the last line of a pull that was killed
-                name, sha256, mtime = json.loads(line)
-                self._known[name] = (sha256, mtime)
-
-    def holds(self, path: Path, shard: ServedShard) -> bool:
-        """Whether the file is the shard."""
-        stat = path.stat()
-        if stat.st_size != shard.bytes:
-            return False
-        if self._known.get(shard.basename) == (shard.sha256, stat.st_mtime_ns):
-            return True
-        if file_sha256(path) != shard.sha256:
-            return False
-        self.note(path, shard)
-        return True
-
-    def note(self, path: Path, shard: ServedShard) -> None:
-        line = json.dumps([shard.basename, shard.sha256, path.stat().st_mtime_ns])
-        with self._lock, self._path.open("a") as file:
-            file.write(line + "\n")
 
 
 def _in_threads(threads: int) -> trees.Runner:
@@ -371,6 +345,25 @@ def _in_threads(threads: int) -> trees.Runner:
             pool.shutdown(wait=True, cancel_futures=True)
 
     return run
+
+
+@contextlib.contextmanager
+def _one_line(folder: Path) -> Iterator[None]:
+    """What the file system refuses, as one clear line."""
+    try:
+        yield
+    except IsADirectoryError as error:
+        raise ConflictError(
+            "there is a directory in the place of a file",
+            str(error.filename2 or error.filename or folder),
+            "Remove it, or pull into another directory",
+        ) from error
+    except OSError as error:
+        raise LakeError(
+            error.strerror or str(error),
+            str(error.filename2 or error.filename or folder),
+            "Check what lies there, whose it is, and that the disk has room",
+        ) from error
 
 
 @contextlib.contextmanager

@@ -229,7 +229,6 @@ def _sources(manifest: Manifest, counted: Tally) -> str:
         )
         for engine in manifest.engines
     ]
-    weights = ", ".join(f"{name} {weight:g}" for name, weight in manifest.captions.items())
     mixing = ", ".join(f"{name} {weight:g}" for name, weight in manifest.mixing.items())
     return (
         "<section><h2>Where it comes from</h2>"
@@ -237,11 +236,26 @@ def _sources(manifest: Manifest, counted: Tally) -> str:
             ("source", "group", "parts", "samples", "served", "engines", "curated by its makers"), rows, right=(2, 3, 4)
         )
         + table(("role", "profile", "kind", "model", "revision", ""), engines, right=())
-        + f"<p class=note>Caption columns and weights: {escape(weights)}. Mix groups: {escape(mixing)}.</p>"
+        + _captions(manifest, counted)
+        + f"<p class=note>Mix groups: {escape(mixing)}.</p>"
         + "<div class=columns>"
         + _counts("licence of what is served", manifest.licences, "none stated")
         + _counts("label of every sample", counted.labels, "not labelled")
         + "</div></section>"
+    )
+
+
+def _captions(manifest: Manifest, counted: Tally) -> str:
+    """How often each caption column is the caption, and how many of the samples have words in it."""
+    weights, kept = manifest.captions, manifest.accounting.kept
+    total = sum(weights.values())
+    rows = [
+        (escape(name), f"{100 * weight / total:.3g} %", number(counted.words[name]), share(counted.words[name], kept))
+        for name, weight in weights.items()
+    ]
+    note = "Where a sample has no words in the column that is drawn, it has those of <code>caption</code>."
+    return table(("caption column", "drawn", "samples with words", "of those served"), rows, right=(1, 2, 3)) + (
+        f"<p class=note>{note}</p>" if set(weights) != {"caption"} else ""
     )
 
 

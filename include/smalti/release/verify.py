@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -25,6 +24,9 @@ from smalti.compute import map_tasks
 from smalti.errors import ConflictError, CorruptError, InputError, MissingObject, SmaltiError
 from smalti.lake import Lake
 from smalti.reasons import reason_set
+from smalti.release.check_record import claim_faults, curation_faults, elsewhere_faults
+from smalti.release.check_sets import SetCheck
+from smalti.release.check_tree import tree_faults
 from smalti.release.checks import Expected, ShardCheck, check_shard
 from smalti.release.collect import shard_starts
 from smalti.release.manifest import (
@@ -33,15 +35,15 @@ from smalti.release.manifest import (
     beside,
     parse_manifest,
     parts_uri,
+    read_manifest,
     read_skip_file,
     read_stream_index,
 )
-from smalti.release.optouts import OptoutSnapshot, lake_of, read_snapshot
+from smalti.release.optouts import NOTES, is_in_lake, lake_of, read_snapshot
 from smalti.release.skips import Model, SkipFile, canonical_json, nonzero, parse
 from smalti.settings import ReleaseRun
-from smalti.shards import mds
 from smalti.shards.part import Part, read_part, read_samples_bytes
-from smalti.shards.samples import decode_samples
+from smalti.shards.samples import decode_samples, extra_columns
 
 log = logging.getLogger("smalti")
 
@@ -106,20 +108,20 @@ def raise_faults(report: VerifyReport) -> None:
 
 def note_verified(report: VerifyReport) -> None:
     """Create verified.json beside the manifest of a report without faults."""
-    data = objects.read_bytes(report.manifest)
-    found = Verified(
-        digest=report.digest,
-        manifest_sha256=hashlib.sha256(data).hexdigest(),
-        samples=report.samples,
-        kept=report.kept,
-    )
     uri = beside(report.manifest, "verified.json")
     try:
-        objects.create_same(uri, canonical_json(found.model_dump(mode="json")) + b"\n")
+        objects.create_same(uri, _note(report.digest, objects.read_bytes(report.manifest), report.samples, report.kept))
     except ConflictError as error:
         raise CorruptError(
             "the manifest is not the one that was verified before", report.manifest, "Restore it, or assemble anew"
         ) from error
+
+
+def _note(digest: str, manifest: bytes, samples: int, kept: int) -> bytes:
+    """The bytes of verified.json."""
+    sha256 = hashlib.sha256(manifest).hexdigest()
+    found = Verified(digest=digest, manifest_sha256=sha256, samples=samples, kept=kept)
+    return canonical_json(found.model_dump(mode="json")) + b"\n"
 
 
 def read_verified(manifest_uri: str) -> Verified | None:
@@ -141,16 +143,19 @@ def verify_manifest(uri: str) -> VerifyReport:
         data = objects.read_bytes(uri)
     except MissingObject as error:
         raise InputError("there is no manifest", uri, "Check its name; `smalti lake ls` shows the releases") from error
-    if objects.exists(beside(uri, "../../../.smalti/verified.jsonl")):
-        raise InputError(
-            "this is a pulled copy", uri, "Pull again with --recheck to hash it; verify the release in its lake"
-        )
+    _refuse_copy(uri)
     try:
         manifest = parse_manifest(data, uri)
     except CorruptError as error:
         broken = {"dataset": "", "version": "", "digest": "", "samples": 0, "kept": 0, "shards": 0, "bytes": 0}
-        return VerifyReport(stage="verify", manifest=uri, faults=(error.what,), **broken)
+        return VerifyReport(stage="verify", manifest=uri, faults=(f"manifest.json: {error.what} ({uri})",), **broken)
     work = _Work(uri, manifest)
+    noted, counts = objects.read_versioned(beside(uri, "verified.json")), manifest.accounting
+    if noted is not None and noted[0] != _note(manifest.digest, data, counts.samples, counts.kept):
+        work.faults.append(
+            f"verified.json: the manifest is not the one that was verified before, or this file is damaged "
+            f"({beside(uri, 'verified.json')}): restore the manifest; if it is whole, remove this file and verify again"
+        )
     work.look()
     return VerifyReport(
         stage="verify",
@@ -165,6 +170,25 @@ def verify_manifest(uri: str) -> VerifyReport:
         bytes=work.bytes,
         faults=tuple(work.faults),
     )
+
+
+def _refuse_copy(uri: str) -> None:
+    """A copy has what is needed to train, and that pull has checked. In a lake a claim that is gone is a fault among others."""
+    root = lake_of(uri).root
+    noted = objects.exists(objects.join_uri(root, NOTES, "verified.jsonl"))
+    if noted or not (is_in_lake(uri) or _has_parts(uri)):
+        raise InputError(
+            "this is a pulled copy", uri, "Pull again with --recheck to hash it; verify the release in its lake"
+        )
+
+
+def _has_parts(uri: str) -> bool:
+    """Whether parts lie where a lake has them, with their part.json; a damaged manifest names none."""
+    lake = lake_of(uri)
+    with contextlib.suppress(CorruptError):
+        parts = [(source.name, part.name) for source in read_manifest(uri).sources for part in source.parts]
+        return any(objects.exists(lake.part_commit(*part)) for part in parts)
+    return True
 
 
 @dataclass
@@ -185,6 +209,9 @@ class _Work:
         for name, digest in sorted(self.manifest.provenance.files.items()):
             with self._fault_of(name):
                 self._file(name, digest)
+        with self._fault_of("what the manifest names"):
+            self.faults += claim_faults(self.uri, self.manifest)
+            self.faults += elsewhere_faults(self.uri, self.manifest)
         for source in self.manifest.sources:
             for entry in source.parts:
                 with self._fault_of(f"part {source.name}/{entry.name}"):
@@ -192,15 +219,19 @@ class _Work:
         for stream in self.manifest.streams:
             with self._fault_of(f"stream {stream.name}"):
                 self._stream(stream)
+        with self._fault_of("curation"):
+            self.faults += curation_faults(self.uri, self.manifest, self.parts)
         ids = Counter(self._all_kept())
+        with self._fault_of("reason sets"):
+            self.faults += self._sets.faults(ids)
         self.faults += [f"{name}: kept {count} times" for name, count in sorted(ids.items()) if count > 1]
         for name in sorted(self.rows):  # streams have taken out what they name
             self.faults.append(f"{name}: no stream names it")
         if not self.faults:
             with self._fault_of("reading back"):
                 self._read_back()
-        if not self.faults and objects.exists(beside(self.uri, "tree/tree.json")):
-            self.faults += tree_faults(self.uri, self.manifest, Counter(self._all_kept()))
+        with self._fault_of("tree"):
+            self.faults += tree_faults(self.uri, self.manifest, ids)
 
     def _all_kept(self) -> Iterator[str]:
         for ids in self.kept.values():
@@ -228,10 +259,13 @@ class _Work:
             index = lake.bucket_index(source, name, bucket.tier, bucket.ar)
             if hashlib.sha256(objects.read_bytes(index)).hexdigest() != bucket.index_sha256:
                 self.faults.append(f"{index}: the file is not the one that part.json records")
-        table = decode_samples(read_samples_bytes(lake, part), lake.samples(source, name))
+        extra = extra_columns(part.columns)
+        table = decode_samples(read_samples_bytes(lake, part), lake.samples(source, name), extra)
         if table.num_rows != samples:
             self.faults.append(f"part {source}/{name}: samples.parquet has {table.num_rows} rows, not {samples}")
-        columns = [table[column].to_pylist() for column in Expected._fields]
+        columns = [table[column].to_pylist() for column in Expected._fields if column != "extra_ok"]
+        flags = zip(*(table[f"{column}_ok"].to_pylist() for column in extra), strict=True)
+        columns.append(list(flags) if extra else [()] * table.num_rows)
         for shard, start, count in shard_starts(table):
             self.rows[shard] = tuple(map(Expected, *(column[start : start + count] for column in columns)))
         self.parts[f"{source}/{name}"] = part
@@ -251,13 +285,10 @@ class _Work:
                 self.faults.append(f"{name}: its part is not in the manifest")
                 continue
             quality = part.encoding.quality if part.encoding.format == "jpeg" else None
-            checks.append(
-                ShardCheck(
-                    objects.join_uri(root, name), name, entry, source, stream.width, stream.height, quality, rows
-                )
-            )
+            uri, extra = objects.join_uri(root, name), extra_columns(part.columns)
+            checks.append(ShardCheck(uri, name, entry, source, stream.width, stream.height, quality, rows, extra))
             out = skips.shards[name].left_out() if name in skips.shards else set()
-            self.faults += self._not_opted_out(name, rows or (), out)
+            self.faults += self._sets.shard_faults(name, stream.tier, rows or (), skips.shards.get(name))
             self.kept.setdefault(stream.group, []).extend(
                 row.id for index, row in enumerate(rows or ()) if index not in out
             )
@@ -271,19 +302,8 @@ class _Work:
                 noted = time.monotonic()
 
     @cached_property
-    def _optouts(self) -> OptoutSnapshot:
-        return read_snapshot(lake_of(self.uri), self.manifest.optouts)
-
-    @cached_property
-    def _opted_out(self) -> frozenset[str]:
-        return frozenset(self._optouts.ids)
-
-    def _not_opted_out(self, name: str, rows: Sequence[Expected], out: Collection[int]) -> Iterator[str]:
-        """What the release keeps although it was opted out at the position that it states."""
-        named, ids = set(self._optouts.shards.get(name, ())), self._opted_out
-        for index, row in enumerate(rows):
-            if index not in out and (index in named or row.id in ids):
-                yield f"{name}: sample {index} ({row.id}) is opted out at position {self.manifest.optouts}, and kept"
+    def _sets(self) -> SetCheck:
+        return SetCheck(self.manifest, read_snapshot(lake_of(self.uri), self.manifest.optouts))
 
     def _read_back(self) -> None:
         """Every kept id comes out of the loader once, no other does."""
@@ -359,35 +379,3 @@ def read_ids(manifest_uri: str, group: str, optouts: int = 0) -> Iterator[str]:
             raise CorruptError(
                 f"the loader cannot read it ({error})", manifest_uri, "Restore what is damaged"
             ) from error
-
-
-def tree_faults(manifest_uri: str, manifest: Manifest, kept: Counter[str]) -> list[str]:
-    """What is wrong with the tree beside a manifest: every hash, every id."""
-    root = beside(manifest_uri, "tree")
-    faults: list[str] = []
-    found: Counter[str] = Counter()
-    try:
-        said = json.loads(objects.read_bytes(f"{root}/tree.json"))
-        if said["digest"] != manifest.digest:
-            faults.append("tree: it is of another release")
-        for name in sorted(said["buckets"]):
-            index = objects.read_bytes(f"{root}/{name}/index.json")
-            if hashlib.sha256(index).hexdigest() != said["buckets"][name]["index_sha256"]:
-                faults.append(f"tree/{name}/index.json: it is not what tree.json records")
-                continue
-            for entry in json.loads(index)["shards"]:
-                basename = entry["raw_data"]["basename"]
-                data = objects.read_bytes(f"{root}/{name}/{basename}")
-                if mds.shard_entry(basename, data) != entry:
-                    faults.append(f"tree/{name}/{basename}: it is not what the index records")
-                    continue
-                columns, raw = mds.read_shard(data, basename)
-                found.update(str(mds.decode_sample(columns, each, basename)["id"]) for each in raw)
-    except (CorruptError, MissingObject) as error:
-        return [*faults, f"tree: {error.what} ({error.where})"]
-    except (ValueError, KeyError, TypeError) as error:
-        return [*faults, f"tree: tree.json or an index is damaged ({error!r})"]
-    if not faults:
-        faults += [f"tree: {name} is kept, and not in it" for name in sorted(kept - found)]
-        faults += [f"tree: {name} is in it, and not kept or not once" for name in sorted(found - kept)]
-    return faults

@@ -67,6 +67,7 @@ class Part(Strict):
     samples_sha256: str = Field(description="of samples.parquet")
     accounting: Accounted
     failed: tuple[FailedRow, ...] = ()
+    extra_captions: dict[str, int] = Field({}, description="extra caption column -> samples that have words in it")
     replaces: tuple[str, ...] = Field((), description="parts of the source whose samples this one holds")
     origins: tuple[Origin, ...] = Field((), description="what shard runs wrote of them; one a batch")
     provenance: dict[str, Any] = Field({}, description="how this came about")
@@ -102,8 +103,9 @@ class Part(Strict):
         return {name: value for name, value in self._dump().items() if name != "provenance"}
 
     def _dump(self) -> dict[str, Any]:
-        """Without the fields of maintenance where they are empty: a part that shard writes is spelled as it always was."""
-        return self.model_dump(mode="json", exclude=set() if self.replaces else {"replaces", "origins"})
+        """Without the fields of maintenance and of extra captions where they are empty: such a part is spelled as it always was."""
+        empty = {name for name in ("replaces", "origins", "extra_captions") if not getattr(self, name)}
+        return self.model_dump(mode="json", exclude=empty)
 
 
 def read_part(lake: Lake, source: str, name: str) -> Part:

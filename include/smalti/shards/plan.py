@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,11 +44,11 @@ COLUMNS = pa.schema([
     ("url_host", pa.string()),
     ("licence", pa.string()),
 ])
-"""What a plan knows of a row: everything of it that ends up in the part."""
+"""What a plan knows of a row: everything of it that ends up in the part; the words of extra captions besides."""
 
 
 class PlanSettings(Strict):
-    """What a part depends on besides its rows."""
+    """What a part depends on besides its rows. `extra_captions`: MDS columns with further words, by name."""
 
     layout: int = 1
     source: Name
@@ -55,6 +56,16 @@ class PlanSettings(Strict):
     captioner: Name
     classifier: Name
     encoding: Encoding
+    extra_captions: tuple[str, ...] = ()
+
+    def dump(self) -> dict[str, Any]:
+        """As it is digested. A part without extra captions has the digest that it had when there were none."""
+        return self.model_dump(mode="json", exclude=set() if self.extra_captions else {"extra_captions"})
+
+
+def plan_schema(extra: Sequence[str] = ()) -> pa.Schema:
+    """COLUMNS, and the words in these extra caption columns; "" where a row has none."""
+    return pa.schema([*COLUMNS, *((name, pa.string()) for name in extra)])
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,8 @@ class PlannedShard:
 @dataclass(frozen=True)
 class PartPlan:
     """Attributes:
-    rows: COLUMNS and ROW, sorted by (tier, ar, id).
+    rows: plan_schema(extra) and ROW, sorted by (tier, ar, id).
+    extra: caption columns beside `caption`, by name.
     shards: in the order of their rows; every row is in one.
     digest: sha256 of settings, rows and boundaries, hex.
     """
@@ -82,21 +94,24 @@ class PartPlan:
     rows: pa.Table
     shards: tuple[PlannedShard, ...]
     digest: str
+    extra: tuple[str, ...] = ()
 
 
 def plan_part(rows: pa.Table, settings: PlanSettings) -> PartPlan:
     """Assign every row to a shard of its bucket.
 
     Args:
-        rows: COLUMNS and ROW, in any order.
+        rows: plan_schema(settings.extra_captions) and ROW, in any order.
     Raises:
         InputError: an id stands twice.
         ValueError: a row without a bucket.
     """
-    rows = rows.select([*COLUMNS.names, ROW]).sort_by([("tier", "ascending"), ("ar", "ascending"), ("id", "ascending")])
+    extra = settings.extra_captions
+    rows = rows.select([*plan_schema(extra).names, ROW])
+    rows = rows.sort_by([("tier", "ascending"), ("ar", "ascending"), ("id", "ascending")])
     _refuse_twins(rows["id"], settings.source)
     known = {(bucket.tier, bucket.ar): bucket for tier in TIERS for bucket in buckets_of(tier)}
-    sizes = estimated_bytes(rows, settings.encoding)
+    sizes = estimated_bytes(rows, settings.encoding, extra)
     shards: list[PlannedShard] = []
     for (tier, ar), start, stop in _runs(rows):
         if (tier, ar) not in known:
@@ -107,7 +122,7 @@ def plan_part(rows: pa.Table, settings: PlanSettings) -> PartPlan:
             PlannedShard(known[tier, ar], number, int(a), int(b))
             for number, (a, b) in enumerate(zip(starts, ends, strict=True))
         ]
-    return PartPlan(rows, tuple(shards), _digest(rows, shards, settings))
+    return PartPlan(rows, tuple(shards), _digest(rows, shards, settings), extra)
 
 
 _BYTES_A_PIXEL = ((50, 0.10), (75, 0.15), (85, 0.21), (92, 0.28), (98, 0.50), (100, 0.80))
@@ -115,7 +130,7 @@ _BYTES_A_PIXEL = ((50, 0.10), (75, 0.15), (85, 0.21), (92, 0.28), (98, 0.50), (1
 at tier 2048 soft photographs take half of that. 4:4:4 takes 1.2 times as much; PNG 1.2 bytes a pixel."""
 
 
-def estimated_bytes(rows: pa.Table, encoding: Encoding) -> npt.NDArray[np.int64]:
+def estimated_bytes(rows: pa.Table, encoding: Encoding, extra: Sequence[str] = ()) -> npt.NDArray[np.int64]:
     """Bytes that each sample will take in a shard, as far as metadata can tell; shape (n,).
 
     Only the boundaries of shards depend on it: a shard of unusual pictures is smaller or larger than was aimed at.
@@ -130,6 +145,8 @@ def estimated_bytes(rows: pa.Table, encoding: Encoding) -> npt.NDArray[np.int64]
     for key, start, stop in _runs(rows):
         pixels[start:stop] = area.get(key, 0)
     text = pc.add(pc.binary_length(rows["caption"]), pc.binary_length(rows["id"])).to_numpy()
+    for name in extra:
+        text = text + pc.binary_length(rows[name]).to_numpy() + 4  # the column's length
     other = 64  # four numbers, the lengths, an offset
     return np.asarray(np.rint(pixels * rate) + text + other, np.int64)
 
@@ -172,9 +189,9 @@ def _refuse_twins(ids: pa.ChunkedArray, source: str) -> None:
 
 def _digest(rows: pa.Table, shards: list[PlannedShard], settings: PlanSettings) -> str:
     """Over columns rather than rows, so that a hundred million of them take seconds."""
-    digest = hashlib.sha256(json.dumps(settings.model_dump(mode="json"), sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(settings.dump(), sort_keys=True).encode())
     digest.update(np.array([(shard.start, shard.stop) for shard in shards], "<i8").tobytes())
-    for field in COLUMNS:
+    for field in plan_schema(settings.extra_captions):
         digest.update(f"\n{field.name}:{rows.num_rows}\n".encode())
         column = rows[field.name].cast(field.type)
         valid = column.is_valid().to_numpy()

@@ -1,5 +1,7 @@
 """samples.parquet: one row a sample of a part, what dedup, opt-outs, trace and audits join on.
 
+A part with extra captions has one more column for each, `<column>_ok`: whether the sample has words of its own there.
+
 Sorted by (tier, ar, shard, index), and its bytes depend on nothing but its rows and the pyarrow that writes them.
 
 Dedup reads the fingerprints of every sample of a lake, so the file holds them in a form that is read without parsing: the first 16
@@ -9,6 +11,7 @@ bytes of sha256 as two numbers beside its text, and thumbnails of a fixed width.
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -53,13 +56,24 @@ THUMBNAIL = 192
 _ROW_GROUP = 1 << 17
 
 
-def encode_samples(table: pa.Table) -> bytes:
-    """The file's bytes. `table` has the columns of SCHEMA and is sorted; `colour` has THUMBNAIL bytes or none.
+def extra_columns(columns: Iterable[str]) -> tuple[str, ...]:
+    """The extra captions among the MDS columns of a part or shard, by name."""
+    return tuple(sorted(name for name in columns if name.startswith("caption_")))
+
+
+def schema_with(extra: Iterable[str]) -> pa.Schema:
+    """SCHEMA, and whether a sample has words in each of these extra caption columns."""
+    return pa.schema([*SCHEMA, *(pa.field(f"{name}_ok", pa.bool_(), nullable=False) for name in sorted(extra))])
+
+
+def encode_samples(table: pa.Table, extra: Sequence[str] = ()) -> bytes:
+    """The file's bytes. `table` has the columns of `schema_with(extra)` and is sorted; `colour` has THUMBNAIL bytes or none.
 
     Raises:
         ValueError: a sha256 is not 64 hexadecimal digits, or a thumbnail has another size.
     """
-    table = stored(table.select(SCHEMA.names).cast(SCHEMA).combine_chunks())
+    schema = schema_with(extra)
+    table = stored(table.select(schema.names).cast(schema).combine_chunks())
     out = io.BytesIO()
     pq.write_table(table, out, compression="zstd", row_group_size=_ROW_GROUP)
     return out.getvalue()
@@ -93,13 +107,14 @@ _NIBBLE = np.full(256, 255, np.uint8)
 _NIBBLE[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
 
 
-def decode_samples(data: bytes, where: str) -> pa.Table:
-    """The rows. `where` names the file in an error.
+def decode_samples(data: bytes, where: str, extra: Sequence[str] = ()) -> pa.Table:
+    """The rows, with the columns of `schema_with(extra)`. `where` names the file in an error.
 
     Raises:
         CorruptError: not a parquet file, or not with these columns.
     """
+    schema = schema_with(extra)
     try:
-        return pq.read_table(pa.BufferReader(data)).select(SCHEMA.names).cast(SCHEMA)
+        return pq.read_table(pa.BufferReader(data)).select(schema.names).cast(schema)
     except (pa.ArrowException, KeyError) as error:
         raise CorruptError(f"this is not a samples.parquet ({error})", where, "Restore it, or shard again") from error

@@ -19,6 +19,7 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 
 import smalti
 from smalti import objects
@@ -26,13 +27,14 @@ from smalti.accounting import Accounted
 from smalti.compute import map_tasks
 from smalti.errors import ConflictError, InputError
 from smalti.lake import Lake
+from smalti.profiles import SOURCE, caption_column
 from smalti.reasons import DropReason
 from smalti.settings import SourceRun
 from smalti.shards import mds
 from smalti.shards.part import ABANDONED, FailedRow, Part, PartBucket, committed_parts, read_part
-from smalti.shards.plan import COLUMNS, ROW, PartPlan, PlanSettings, plan_part
+from smalti.shards.plan import COLUMNS, ROW, PartPlan, PlanSettings, plan_part, plan_schema
 from smalti.shards.replacements import read_log
-from smalti.shards.samples import SCHEMA, encode_samples
+from smalti.shards.samples import encode_samples, schema_with
 from smalti.shards.write import ShardFacts, ShardTask, TaskRow, encoders, mds_columns, write_shard
 from smalti.sources.inventory import read_inventory
 from smalti.table.schema import caption_columns, label_columns
@@ -46,12 +48,14 @@ class ShardReport(Accounted):
     part: name of the part; None if nothing of the batch can be served.
     part_uri: URI of its part.json.
     shards, bytes: how many shards, and their bytes.
+    extra_captions: extra caption column -> samples of the part that have words in it.
     """
 
     part: str | None = None
     part_uri: str | None = None
     shards: int = 0
     bytes: int = 0
+    extra_captions: dict[str, int] = Field({})
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ def shard(lake: Lake, run: SourceRun) -> ShardReport:
         captioner=run.captioner.name,
         classifier=run.classifier.name,
         encoding=run.source.encoding,
+        extra_captions=_extra_columns(run),
     )
     plan = plan_part(batch.rows, settings)
     log_of_parts = read_log(lake, run.source.name)
@@ -98,6 +103,11 @@ def shard(lake: Lake, run: SourceRun) -> ShardReport:
     sequence = 1 + max([each.sequence for each in sharded], default=0)
     sequence = max(sequence, 1 + log_of_parts.last_sequence())
     return _write(lake, run, batch, plan, sequence, started)
+
+
+def _extra_columns(run: SourceRun) -> tuple[str, ...]:
+    """By name, so that the order in the source's file changes nothing."""
+    return tuple(sorted(caption_column(profile) for profile in run.source.extra_captions))
 
 
 def _delivery(lake: Lake, run: SourceRun) -> int:
@@ -132,8 +142,10 @@ def read_batch(lake: Lake, run: SourceRun) -> Batch:
     for stage, name in (("fingerprint", "tier"), ("caption", status), ("classify", labelled)):
         if name not in table.schema.names:
             raise InputError(f"the table has no column {name}", uri, f"Run {stage} for batch {run.batch} first")
+    extra = _words_of(table.schema.names, run, uri)
     derived = ("caption", "caption_ok", "label")
     columns = [name for name in COLUMNS.names if name not in derived] + ["drop", caption, status, label, labelled]
+    columns += [name for pair in extra.items() for name in pair if name is not None and name not in columns]
     where = f"batch = {sql_text(run.batch)}"
     with lance_errors(uri):
         total = table.count_rows(where)
@@ -148,8 +160,35 @@ def read_batch(lake: Lake, run: SourceRun) -> Batch:
     _refuse_unfinished(rows["id"], pc.and_(served, pc.is_null(rows[labelled])), uri, "classify")
     rows = rows.append_column("caption", pc.if_else(served, rows[caption], ""))
     rows = rows.append_column("caption_ok", served).append_column("label", rows[label])
-    rows = rows.select([*COLUMNS.names, ROW]).cast(pa.schema([*COLUMNS, (ROW, pa.uint64())]))
+    for name, state in extra.items():
+        there = pc.is_valid(rows[name])
+        if state is not None:
+            there = pc.and_(there, pc.fill_null(pc.equal(rows[state], "ok"), False))
+        rows = rows.set_column(rows.column_names.index(name), name, pc.if_else(there, rows[name], ""))
+    schema = plan_schema(sorted(extra))
+    rows = rows.select([*schema.names, ROW]).cast(pa.schema([*schema, (ROW, pa.uint64())]))
     return Batch(rows, total, {each["values"]: each["counts"] for each in counts}, table.version)
+
+
+def _words_of(names: Sequence[str], run: SourceRun, uri: str) -> dict[str, str | None]:
+    """Column of each extra caption, in the table and in MDS alike -> the column that says whether it counts; None: it does.
+
+    Raises:
+        InputError: a profile has never captioned anything of the source. A row that it has not done just has no words.
+    """
+    found: dict[str, str | None] = {}
+    for profile in run.source.extra_captions:
+        words, status = caption_columns(profile)[:2]
+        if profile != SOURCE and not {words, status} <= set(names):
+            source = run.source.name
+            raise InputError(
+                f"the table has no captions of profile {profile!r}, which `extra_captions` of source {source} names",
+                uri,
+                f"Run `smalti source run {source} --batch {run.batch} --captioner {profile} --from caption --until caption`, "
+                "then shard",
+            )
+        found[words] = None if profile == SOURCE else status
+    return found
 
 
 def _refuse_unfinished(ids: pa.ChunkedArray, unfinished: pa.ChunkedArray, uri: str, stage: str) -> None:
@@ -179,7 +218,7 @@ def _write(lake: Lake, run: SourceRun, batch: Batch, plan: PartPlan, sequence: i
     )
     if samples.num_rows == 0:
         return ShardReport(**accounting.model_dump(exclude={"seconds"}), seconds=time.monotonic() - started)
-    encoded = encode_samples(samples)
+    encoded = encode_samples(samples, plan.extra)
     objects.create_same(lake.samples(run.source.name, name), encoded)
     part = Part(
         source=run.source.name,
@@ -189,15 +228,16 @@ def _write(lake: Lake, run: SourceRun, batch: Batch, plan: PartPlan, sequence: i
         delivery=_delivery(lake, run),
         digest=plan.digest,
         encoding=run.source.encoding,
-        columns=mds_columns(run.source.encoding),
+        columns=mds_columns(run.source.encoding, plan.extra),
         encoders=versions,
-        engines=(run.captioner, run.classifier),
+        engines=(run.captioner, run.classifier, *(e for e in run.extra_captioners if e.name != run.captioner.name)),
         curators=run.source.curators,
         buckets=tuple(_write_indices(lake, run.source.name, name, plan, facts)),
         samples=samples.num_rows,
         samples_sha256=hashlib.sha256(encoded).hexdigest(),
         accounting=accounting,
         failed=failed,
+        extra_captions={name: pc.sum(samples[f"{name}_ok"]).as_py() for name in plan.extra},
         provenance={
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "smalti": smalti.__version__,
@@ -219,6 +259,7 @@ class _Tasks(Sequence[ShardTask]):
             "part": part,
             "version": version,
             "encoding": run.source.encoding,
+            "extra": plan.extra,
         }
         self._plan = plan
 
@@ -235,11 +276,13 @@ class _Tasks(Sequence[ShardTask]):
         planned = self._plan.shards[index]
         rows = self._plan.rows.slice(planned.start, planned.stop - planned.start)
         columns = [rows[name].to_pylist() for name in ("id", ROW, "sha256", "width", "height", "caption")]
+        extra = zip(*(rows[name].to_pylist() for name in self._plan.extra), strict=True)
+        words = list(extra) or [()] * rows.num_rows
         return ShardTask(
             **self._common,
             bucket=planned.bucket,
             number=planned.number,
-            rows=tuple(map(TaskRow, *columns)),
+            rows=tuple(map(TaskRow, *columns, words)),
         )
 
 
@@ -275,8 +318,11 @@ def _samples(
     }
     for column, value in same.items():
         derived[column] = pa.repeat(pa.scalar(value), count)
-    columns = [derived[each.name] if each.name in derived else plan.rows[each.name] for each in SCHEMA]
-    table = pa.table(columns, names=SCHEMA.names).filter(pa.array(kept))
+    for column in plan.extra:
+        derived[f"{column}_ok"] = pc.not_equal(plan.rows[column], "")
+    schema = schema_with(plan.extra)
+    columns = [derived[name] if name in derived else plan.rows[name] for name in schema.names]
+    table = pa.table(columns, names=schema.names).filter(pa.array(kept))
     return table, tuple(failed)
 
 
@@ -334,4 +380,12 @@ def _report(lake: Lake, accounting: Accounted, part: Part | None, started: float
         part_uri=lake.part_commit(part.source, part.name) if part else None,
         shards=sum(bucket.shards for bucket in part.buckets) if part else 0,
         bytes=sum(bucket.bytes for bucket in part.buckets) if part else 0,
+        extra_captions=part.extra_captions if part else {},
+        warnings=tuple(
+            f"no sample of part {part.name} has words in {column}: caption was not run for it, or it always failed"
+            for column, count in part.extra_captions.items()
+            if not count
+        )
+        if part
+        else (),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -30,7 +30,10 @@ _READ_AT_ONCE = 16
 
 
 class TaskRow(NamedTuple):
-    """One planned sample: `row` is its id in the pinned version, width and height are the original's, upright, px."""
+    """One planned sample: `row` is its id in the pinned version, width and height are the original's, upright, px.
+
+    `extra`: its words in each extra caption column of the task.
+    """
 
     id: str
     row: int
@@ -38,6 +41,7 @@ class TaskRow(NamedTuple):
     width: int
     height: int
     caption: str
+    extra: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class ShardTask:
     number: int
     encoding: Encoding
     rows: tuple[TaskRow, ...]
+    extra: tuple[str, ...] = ()
 
     @cached_property
     def uri(self) -> str:
@@ -81,8 +86,8 @@ class ShardFacts(Strict):
     failed: tuple[Failure, ...] = ()
 
 
-def mds_columns(encoding: Encoding) -> dict[str, str]:
-    """MDS column -> encoding."""
+def mds_columns(encoding: Encoding, extra: Sequence[str] = ()) -> dict[str, str]:
+    """MDS column -> encoding. `extra`: caption columns beside `caption`."""
     return {
         "image": encoding.format,
         "caption": "str",
@@ -92,6 +97,7 @@ def mds_columns(encoding: Encoding) -> dict[str, str]:
         "height": "int",
         "original_width": "int",
         "original_height": "int",
+        **dict.fromkeys(extra, "str"),
     }
 
 
@@ -133,7 +139,7 @@ def write_shard(task: ShardTask) -> ShardFacts:
         sizes.append(len(picture))
     entry = None
     if samples:
-        data = mds.encode_shard(mds_columns(task.encoding), samples, size_limit=task.encoding.shard_bytes)
+        data = mds.encode_shard(mds_columns(task.encoding, task.extra), samples, size_limit=task.encoding.shard_bytes)
         entry = mds.shard_entry(task.basename, data)
         objects.create_same(task.uri, data)
     facts = ShardFacts(entry=entry, bytes=tuple(sizes), failed=tuple(failed))
@@ -182,4 +188,5 @@ def _sample(task: ShardTask, row: TaskRow, picture: bytes) -> mds.Sample:
         "height": task.bucket.height,
         "original_width": row.width,
         "original_height": row.height,
+        **dict(zip(task.extra, row.extra, strict=True)),
     }

@@ -6,11 +6,12 @@ of its own, so that the words of two profiles never mix.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
+
+from smalti.profiles import caption_column, column_name
 
 EMBEDDING = "embedding"
 
@@ -64,11 +65,6 @@ def embedding_field(size: int) -> pa.Field:
     return pa.field(EMBEDDING, pa.list_(pa.float32(), size))
 
 
-def column_name(prefix: str, profile: str) -> str:
-    """The column of a profile, for instance caption_rules: what SQL has no room for in a name becomes _."""
-    return f"{prefix}_{re.sub('[^a-z0-9]', '_', profile)}"
-
-
 class CaptionColumns(NamedTuple):
     """The columns of a captioner's profile, in the order of `fields`."""
 
@@ -100,7 +96,7 @@ class LabelColumns(NamedTuple):
 
 def caption_columns(profile: str) -> CaptionColumns:
     """The names of the columns of a captioner's profile."""
-    name = column_name("caption", profile)
+    name = caption_column(profile)
     return CaptionColumns(name, *(f"{name}_{field}" for field in CaptionColumns._fields[1:]))
 
 
