@@ -12,7 +12,7 @@ from smalti import objects
 from smalti.config import Band, Dataset, Drops
 from smalti.curation.curate import CurateReport, curate, declared_reasons, outside_bands
 from smalti.curation.decide import Decisions, decide
-from smalti.curation.load import FrameReader
+from smalti.curation.readers import FrameReader
 from smalti.curation.record import Curation, Explanation, explain, read_curation, read_rows
 from smalti.curation.scan import BIT
 from smalti.errors import CorruptError, InputError

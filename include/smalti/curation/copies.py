@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,10 @@ from smalti.images.fingerprint import colours_agree_pairs
 ASPECT_TOLERANCE = 0.02
 """Largest relative difference of width/height between copies. Resizing rounds each side to a pixel, which is 0.4 % for the
 smallest pictures that are kept (272x544); the nearest ratios that photographs are cropped to on purpose are 4 % apart (16:9, 1.85:1)."""
+
+
+_PAIRS = 1 << 16
+"""Pairs of thumbnails, the wide part, that are compared at a time: 2 x 12 MiB."""
 
 
 def ratios_close(width: int, height: int, other_width: int, other_height: int) -> bool:
@@ -100,11 +106,25 @@ class Rule:
         slack = 0.0 if scale == 1 else 1e-9
         close &= np.abs(self.ratio[a] - self.ratio[b]) <= scale * ASPECT_TOLERANCE + slack
         rest = np.flatnonzero(close)
-        for start in range(0, len(rest), 1 << 16):  # thumbnails are the wide part: 2 x 12 MiB at a time
-            some = rest[start : start + (1 << 16)]
-            colours = copies.colour[a[some]], copies.colour[b[some]]
-            close[some] = colours_agree_pairs(*colours) if scale == 1 else _near(*colours, scale, bounds)
+        colour = copies.colour
+
+        def agree(start: int) -> Mask:
+            some = rest[start : start + _PAIRS]
+            colours = colour[a[some]], colour[b[some]]
+            return colours_agree_pairs(*colours) if scale == 1 else _near(*colours, scale, bounds)
+
+        for start, agreed in zip(range(0, len(rest), _PAIRS), _on_all_cores(agree, len(rest)), strict=True):
+            close[rest[start : start + _PAIRS]] = agreed
         return np.asarray(close)
+
+
+def _on_all_cores(work: Callable[[int], Mask], count: int) -> Iterator[Mask]:
+    """The work on each _PAIRS of `count`, in their order; numpy computes without Python's lock."""
+    if count <= _PAIRS:
+        yield from map(work, range(0, count, _PAIRS))
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from pool.map(work, range(0, count, _PAIRS))
 
 
 def _near(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8], scale: int, bounds: tuple[float, float]) -> Mask:

@@ -20,7 +20,8 @@ from smalti.curation import quarantine
 from smalti.curation.copies import ASPECT_TOLERANCE
 from smalti.curation.decide import Decisions, decide
 from smalti.curation.inputs import ablated, priorities_of, read_inputs, settle_inputs
-from smalti.curation.load import PartReader, load_decided, load_denylists
+from smalti.curation.load import load_decided, load_denylists
+from smalti.curation.readers import PartReader
 from smalti.curation.record import CuratedPart, Curation, rows_digest, write_curation
 from smalti.curation.rows import clusters_of, first_reasons, kept_without, members_of, places_of, rows_of
 from smalti.curation.scan import LABELS

@@ -6,7 +6,9 @@ each partition is resolved by itself: one after another, or as tasks of the Ray 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +19,8 @@ from smalti.compute import connect_ray, map_tasks
 from smalti.config import Drops
 from smalti.curation.copies import Copies
 from smalti.curation.dedup import Choice, Found, aside, candidates, choose, coarse_groups, equal_bytes, search, spread
-from smalti.curation.load import Reader
 from smalti.curation.near import Ints, Mask, order_of
+from smalti.curation.readers import Reader
 from smalti.curation.scan import BIT, Bits, Keyed, Scan, reading_copies, scan
 from smalti.reasons import Label, SkipReason
 from smalti.shards.samples import THUMBNAIL
@@ -106,7 +108,8 @@ def decide(
     """
     scanned = scan(reader, drops, denied, shards=bool(optouts), opted_out=opted_out)
     marked = scanned.row_of(optouts or {})
-    rows = _candidates(scanned, drops.duplicates.distance, opted_out=len(marked) > 0 or bool(opted_out))
+    with _expecting(reader):
+        rows = _candidates(scanned, drops.duplicates.distance, opted_out=len(marked) > 0 or bool(opted_out))
     reasons, current, keyed = scanned.reasons, scanned.current, scanned.keyed(rows)
     reasons[marked] |= np.uint16(BIT[SkipReason.OPTOUT])
     met = scanned.denied
@@ -132,6 +135,18 @@ def decide(
     reasons &= _all_but(lifted)
     reasons[copies.rows] = copies.reasons
     return Decisions(reasons, copies, tuple(reason_sets), met)
+
+
+@contextlib.contextmanager
+def _expecting(reader: Reader) -> Iterator[None]:
+    """Sorting leaves the disk idle, and what comes next waits for it."""
+    enough = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(reader.expect_thumbnails, enough)
+        try:
+            yield
+        finally:
+            enough.set()
 
 
 def _candidates(scanned: Scan, distance: int, opted_out: bool) -> Ints:

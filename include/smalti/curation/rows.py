@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from smalti.curation.decide import Decisions
-from smalti.curation.load import Reader, read_rows
+from smalti.curation.load import read_rows
 from smalti.curation.near import Ints
+from smalti.curation.readers import Reader
 from smalti.curation.record import ROWS, Cluster
 from smalti.curation.scan import BIT, Bits
 from smalti.reasons import DEDUP_REASONS, SkipReason, set_name

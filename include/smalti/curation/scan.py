@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ import numpy.typing as npt
 
 from smalti.config import Drops
 from smalti.curation.copies import Copies
-from smalti.curation.load import Reader, chunks, read_rows, read_thumbnails, starts_of
+from smalti.curation.load import chunks, read_rows, read_thumbnails, starts_of
 from smalti.curation.near import Ints, Keys, Mask, may_repeat
+from smalti.curation.readers import Reader
 from smalti.reasons import Label, SkipReason
 from smalti.shards.samples import KEYS
 
@@ -87,50 +89,79 @@ def scan(
     Args:
         shards: whether `row_of` will be asked.
     """
-    import polars as pl
 
     starts = starts_of(reader)
     count = int(starts[-1])
     reasons, accepted = np.zeros(count, np.uint16), np.ones(count, np.bool_)
     sha256, phash, hashed = np.empty((2, count), np.uint64).T, np.empty(count, np.uint64), np.empty(count, np.bool_)
-    sources = list(reader.sources)
-    shared = {source for source in sources if sources.count(source) > 1}  # only between parts an id can stand twice
-    ids = np.empty(count if shared else 0, np.uint64)
-    rules, takes = _rules(drops, denied, opted_out), _accepts(drops)
-    columns = sorted({
-        *KEYS,
-        "phash",
-        "flat",
-        *(name for rule in (*rules.values(), takes) for name in rule.meta.root_names()),
-    })
-    columns += ["shard"] if shards else []
-    columns += ["id"] if shared and not denied and not opted_out else []
-    tells = pl.col("phash").is_not_null() & ~pl.col("flat").fill_null(True)
+    look = _Look.of(reader, drops, denied, opted_out, shards)
+    ids = np.empty(count if look.twice else 0, np.uint64)
     runs: list[Any] = []
     met: set[str] = set()
-    for part, first, frame in chunks(reader, columns):
-        rows = slice(first, first + frame.height)
-        said = frame.select(
-            reasons=pl.sum_horizontal(rule.cast(pl.UInt16) * BIT[reason] for reason, rule in rules.items()),
-            accepted=takes,
-            phash=pl.when(tells).then("phash").otherwise(KEYS[0]),  # see dedup.candidates
-            hashed=tells,
-            sha0=KEYS[0],
-            sha1=KEYS[1],
-        )
+    for rows, seen in chunks(reader, look.columns, look):
+        said = seen.said
         reasons[rows], accepted[rows] = said["reasons"].to_numpy(), said["accepted"].to_numpy()
         phash[rows], hashed[rows] = said["phash"].to_numpy(), said["hashed"].to_numpy()
-        sha256[rows, 0], sha256[rows, 1] = said["sha0"].to_numpy(), said["sha1"].to_numpy()
-        if shared:
-            ids[rows] = frame["id"].hash(2).to_numpy() if sources[part] in shared else np.arange(first, rows.stop)
-        if denied:
-            met |= set(frame["id"].filter(frame["id"].is_in(denied)))
-        if shards:
-            runs.append(
-                frame["shard"].rle().struct.unnest().select(shard="value", samples=pl.col("len").cast(pl.Int64))
-            )
-    said_twice = functools.partial(_supersede, reader, ids, accepted, reasons) if shared else None
+        sha256[rows, 0], sha256[rows, 1] = said[KEYS[0]].to_numpy(), said[KEYS[1]].to_numpy()
+        if look.twice:
+            ids[rows] = said["id"].to_numpy()
+        met |= seen.denied
+        runs += [] if seen.runs is None else [seen.runs]
+    said_twice = functools.partial(_supersede, reader, ids, accepted, reasons) if look.twice else None
     return Scan(reasons, np.ones(count, np.bool_), sha256, phash, hashed, _shards(runs), frozenset(met), said_twice)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Of a chunk: frame of what `Scan` has by row, with the hashes of ids; ids of the denylists; runs of shards, or None."""
+
+    said: Any
+    denied: frozenset[str]
+    runs: Any
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What is looked at of each chunk of rows.
+
+    Attributes:
+        twice: parts of a source that has several: only there an id can stand twice.
+    """
+
+    rules: Mapping[SkipReason, Any]
+    takes: Any
+    denied: frozenset[str]
+    twice: frozenset[int]
+    columns: tuple[str, ...]
+
+    @classmethod
+    def of(cls, reader: Reader, drops: Drops, denied: frozenset[str], opted_out: frozenset[str], shards: bool) -> _Look:
+        rules, takes = _rules(drops, denied, opted_out), _accepts(drops)
+        parts = Counter(reader.sources)
+        twice = frozenset(part for part, source in enumerate(reader.sources) if parts[source] > 1)
+        asked = {name for rule in (*rules.values(), takes) for name in rule.meta.root_names()}
+        columns = {*KEYS, "phash", "flat", *asked} | ({"shard"} if shards else set()) | ({"id"} if twice else set())
+        return cls(rules, takes, denied, twice, tuple(sorted(columns)))
+
+    def __call__(self, part: int, first: int, frame: Any) -> _Seen:
+        import polars as pl
+
+        tells = pl.col("phash").is_not_null() & ~pl.col("flat").fill_null(True)
+        said = frame.select(
+            *KEYS,
+            reasons=pl.sum_horizontal(rule.cast(pl.UInt16) * BIT[reason] for reason, rule in self.rules.items()),
+            accepted=self.takes,
+            phash=pl.when(tells).then("phash").otherwise(KEYS[0]),  # see dedup.candidates
+            hashed=tells,
+        )
+        if self.twice:
+            alone = pl.Series(np.arange(first, first + frame.height), dtype=pl.UInt64)
+            said = said.with_columns(id=frame["id"].hash(2) if part in self.twice else alone)
+        denied = frame["id"].filter(frame["id"].is_in(self.denied)).to_list() if self.denied else []
+        runs = frame["shard"].rle().struct.unnest() if "shard" in self.columns else None
+        if runs is not None:
+            runs = runs.select(shard="value", samples=pl.col("len").cast(pl.Int64))
+        return _Seen(said, frozenset(denied), runs)
 
 
 def _rules(drops: Drops, denied: frozenset[str], opted_out: frozenset[str]) -> dict[SkipReason, Any]:
