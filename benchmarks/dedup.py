@@ -307,7 +307,7 @@ def check(lake: Lake, curation_uri: str, total: int, distance: int) -> list[str]
 
 
 def measure(lake: Lake, distance: int) -> dict[str, Any]:
-    """curate in a fresh process: its wall seconds, and the peak of its anonymous memory (sampled every 20 ms), bytes."""
+    """curate in a fresh process: its wall seconds, and the peak of its anonymous memory (sampled four times a second), bytes."""
     for folder, _, names in os.walk(str(local_path(lake.root))):
         for name in names:
             with open(os.path.join(folder, name), "rb") as file:
@@ -318,7 +318,7 @@ def measure(lake: Lake, distance: int) -> dict[str, Any]:
     peak = 0
     while process.poll() is None:
         peak = max(peak, _anonymous(process.pid))
-        time.sleep(0.02)
+        time.sleep(0.25)
     assert process.stdout is not None
     said = process.stdout.read()
     if process.returncode:
@@ -343,23 +343,29 @@ def inside(root: str, distance: int) -> None:
     """The process that is measured."""
     started = time.perf_counter()
     import smalti.curation.curate as stage
+    import smalti.curation.decide as deciding
 
-    marks: list[float] = []
-    names = vars(stage)
-    write = names["rows_of"]  # what comes after the decision: the rows of the record
+    marks: dict[str, float] = {}
 
-    def mark(*arguments: Any) -> Any:
-        marks.append(time.perf_counter() - started)
-        return write(*arguments)
+    def mark(module: Any, name: str, when: str) -> None:
+        function = vars(module)[name]
 
-    names["rows_of"] = mark
+        def marked(*arguments: Any, **named: Any) -> Any:
+            marks.setdefault(when, time.perf_counter() - started)
+            return function(*arguments, **named)
+
+        vars(module)[name] = marked
+
+    mark(deciding, "scan", "begun")
+    mark(deciding, "_candidates", "scanned")
+    mark(stage, "rows_of", "decided")  # what comes after the decision: the rows of the record
     report = stage.curate(Lake(root), release_run(distance))
     seconds = time.perf_counter() - started
     high = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     print(
         json.dumps({
             "seconds": seconds,
-            "decided": marks[0],
+            **marks,
             "cpu": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]),
             "resident": int(high.split()[1]) * 1024,
             "curation": report.curation,
@@ -386,7 +392,7 @@ def run(total: int, distance: int, folder: Path) -> dict[str, Any]:
 def line(found: dict[str, Any]) -> str:
     """A row of the table in docs/performance.md."""
     return (
-        f"| {found['rows'] / 1e6:g}M | {found['distance']} | {found['size'] / 1e9:.2f} GB | {found['decided']:.1f} | "
+        f"| {found['rows'] / 1e6:g}M | {found['distance']} | {found['size'] / 1e9:.2f} GB | {found['scanned'] - found['begun']:.1f} | {found['decided'] - found['scanned']:.1f} | {found['decided']:.1f} | "
         f"{found['seconds']:.1f} | {found['cpu']:.0f} | {found['peak'] / 2**30:.2f} GiB | {found['resident'] / 2**30:.2f} GiB | "
         f"{found['dropped'].get('duplicate', 0):,} | {found['dropped'].get('quarantine', 0):,} | "
         f"{'; '.join(found['wrong']) or 'as planted'} |"
@@ -410,9 +416,9 @@ def main() -> None:
         return
     sizes = [(each, asked.distance) for each in asked.samples] or [*((each, 0) for each in SIZES), (10_000_000, 2)]
     print(
-        "| samples | distance | files | decided after, s | in all, s | CPU, s | peak, anonymous | peak, resident | duplicates | set aside | result |"
+        "| samples | distance | files | scan, s | copies, s | decided after, s | in all, s | CPU, s | peak, anonymous | peak, resident | duplicates | set aside | result |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="smalti-dedup-", dir=asked.folder) as folder:
         for found in results(sizes, Path(folder)):
             print(line(found), flush=True)

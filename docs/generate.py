@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -114,7 +114,17 @@ def reasons_page() -> str:
     return text + f"\n{always} can never be lifted with `without=`.\n"
 
 
+def _bare(annotation: Any) -> Any:
+    """Without what pydantic is told of it."""
+    if get_origin(annotation) is Annotated:
+        return _bare(get_args(annotation)[0])
+    if get_origin(annotation) is tuple:
+        return tuple[tuple(_bare(each) for each in get_args(annotation))]
+    return annotation
+
+
 def _type(annotation: Any) -> str:
+    annotation = _bare(annotation)
     shown = (
         annotation.__name__ if isinstance(annotation, type) and not hasattr(annotation, "__args__") else str(annotation)
     )

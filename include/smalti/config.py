@@ -96,10 +96,14 @@ class Source(Strict):
             raise ValueError(
                 f"`extra_captions` names the captioner {self.captioner}: its words are the column `caption`"
             )
-        columns = [caption_column(profile) for profile in self.extra_captions]
+        columns = [caption_column(profile) for profile in (self.captioner, *self.extra_captions)]
         twice = next((each for each in columns if columns.count(each) > 1), None)
         if twice:
-            raise ValueError(f"`extra_captions` fills the column {twice} twice: take one of the two out")
+            raise ValueError(f"two captioners fill the column {twice}: take one of the two out of `extra_captions`")
+        if "caption_ok" in columns[1:]:
+            raise ValueError(
+                "`extra_captions` names the profile ok, whose column `caption_ok` is taken: rename the profile"
+            )
         return self
 
     @model_validator(mode="after")

@@ -220,3 +220,25 @@ def test_the_choice_is_logged(release: Release, caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.INFO, logger="smalti"):
         ours(release)
     assert "captions are drawn as caption 0.5, caption_short 0.25, caption_source 0.25" in caplog.text
+
+
+def test_a_column_that_only_some_parts_have_is_left_out_so_that_samples_go_into_one_batch(lake: Lake) -> None:
+    release = build(lake, words=lambda name: {"caption_source": "alt"} if name.startswith("alpha") else {})
+    found = [sample for sample in ours(release) if sample]
+    assert {tuple(sorted(sample)) for sample in found} == {tuple(sorted(found[0]))}
+    assert "caption_source" not in found[0]
+
+
+def test_a_column_that_every_part_has_is_there_unasked(lake: Lake) -> None:
+    assert all(
+        sample["caption_source"] == "alt" for sample in ours(build(lake, words=lambda _: {"caption_source": "alt"}))
+    )
+
+
+@pytest.mark.parametrize("missing", ["epoch", "sample_in_epoch"])
+def test_a_state_that_is_not_whole_is_refused(release: Release, missing: str) -> None:
+    dataset = ours(release)
+    state = dataset.state_dict(0, from_beginning=True)
+    del state[missing]
+    with pytest.raises(InputError, match=f"the state's {missing} is None"):
+        dataset.load_state_dict(state)

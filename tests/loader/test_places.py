@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smalti.errors import CorruptError, InputError, MissingObject
+from smalti.errors import CorruptError, InputError, LakeError, MissingObject
 from smalti.lake import Lake
 from smalti.loader import ReleaseDataset
 from smalti.release.pull import pull
@@ -173,11 +173,39 @@ def test_a_run_that_cannot_get_a_shard_ends(lake: Lake, tmp_path: Path, how: str
         ({"batch_size": 0}, "batch_size=0 is no size"),
         ({"optouts": -1}, "optouts=-1 is no position"),
         ({"optouts": None}, "optouts=None is no position"),
+        ({"optouts": True}, "optouts=True is no position"),
+        ({"batch_size": "2"}, "batch_size='2' is no size"),
+        ({"batch_size": 2.0}, r"batch_size=2\.0 is no size"),
+        ({"local": 5}, "local=5 is no directory"),
+        ({"max_optout_age": 7}, "max_optout_age=7 is no age"),
+        ({"captions": "source"}, "captions: 'source' is no caption column"),
+        ({"captions": {"caption": 10**400}}, "is no weight of caption"),
     ],
 )
 def test_a_wrong_argument_is_one_line(lake: Lake, arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         ours(build(lake), **arguments)
+
+
+def test_what_lies_in_a_shards_place_is_named_and_a_shard_that_another_run_has_removed_is_not(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, local = build(lake), tmp_path / "cache"
+    name = "beta/00001-cccccccccccc/512/1.000/shard.00001.mds"
+    place = local / "parts" / name
+    place.mkdir(parents=True)
+    with pytest.raises(LakeError, match=f"{name}: .*[Mm]ove it away"):
+        ours(release, local=str(local))
+    place.rmdir()
+    place.write_bytes(b"cut")
+    unlink = Path.unlink
+
+    def late(path: Path, missing_ok: bool = False) -> None:
+        unlink(path)
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", late)
+    assert ours(release, local=str(local)).size == len(release.all_kept)
 
 
 def test_no_tiers_and_no_groups_are_all_of_them(lake: Lake) -> None:

@@ -434,3 +434,20 @@ def test_a_set_that_lifts_what_is_never_served_is_named(delivered_twice: Path, t
 
     change_manifest(lake, change)
     assert "reason set superseded: it lifts superseded, which is never served" in verify_manifest(uri_of(lake)).faults
+
+
+@pytest.mark.usefixtures("without_loader")
+@pytest.mark.parametrize("where", ["shard", "samples.parquet"])
+def test_a_directory_in_an_objects_place_is_one_fault_among_others(lake: Lake, where: str) -> None:
+    path = path_of(
+        first_shard(lake)
+        if where == "shard"
+        else next(each.uri for each in objects.list_objects(lake.parts("demo")) if each.uri.endswith("samples.parquet"))
+    )
+    path.unlink()
+    path.mkdir()
+    other = path_of(f"{uri_of(lake).rsplit('/', 1)[0]}/report.html")
+    other.write_bytes(b"changed")
+    faults = verify_manifest(uri_of(lake)).faults
+    assert any(path.name in fault for fault in faults)
+    assert any("report.html" in fault for fault in faults)

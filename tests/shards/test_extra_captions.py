@@ -31,7 +31,8 @@ ROWS = [
     row("a.jpg", 1, "alt a", ("short a", "ok")),
     row("b.jpg", 2, None, ("short b", "ok")),
     row("c.jpg", 3, "alt c", ("what was refused", "failed")),
-    row("d.jpg", 4, "alt d", (None, None)),
+    row("d.jpg", 4, " alt d\n", (None, None)),
+    row("f.jpg", 6, " \n", ("short f", "ok")),
     row("e.jpg", 5, "alt e", ("short e", "ok"), caption=None, status="failed", label=None),
 ]
 
@@ -60,8 +61,9 @@ def test_each_is_a_column_and_empty_where_a_sample_has_none(lake: Lake) -> None:
         "c.jpg": ("a picture", "", "alt c"),
         "d.jpg": ("a picture", "", "alt d"),
         "e.jpg": ("", "short e", "alt e"),
+        "f.jpg": ("a picture", "short f", ""),
     }
-    assert report.extra_captions == part.extra_captions == {"caption_short_1": 3, "caption_source": 4}
+    assert report.extra_captions == part.extra_captions == {"caption_short_1": 4, "caption_source": 4}
     assert [engine.name for engine in part.engines] == ["rules", "rules-minilm", "short-1"]
     data = objects.read_bytes(lake.samples("demo", part.name))
     for sample in decode_samples(data, "here", COLUMNS).to_pylist():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from typing import Any
 
 import numpy as np
@@ -142,21 +141,3 @@ def test_an_old_file_with_a_thumbnail_of_another_size_is_named(lake: Lake) -> No
     source = reader(lake, old.getvalue().to_pybytes())
     with pytest.raises(CorruptError, match="00001-000000000001"):
         read_thumbnails(source, np.array([5]))
-
-
-def test_what_the_disk_is_told_beforehand_changes_nothing(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And ends where somebody has had enough, or where a file is missing or is none: whoever reads it says so."""
-    asked: list[int] = []
-    monkeypatch.setattr("os.posix_fadvise", lambda _, __, size, ___: asked.append(size))
-    source = reader(lake, encode_samples(table()), encode_samples(table()))
-    enough = threading.Event()
-    source.expect_thumbnails(enough)
-    assert len(asked) == 2
-    assert min(asked) > ROWS * THUMBNAIL * 0.8
-    enough.set()
-    source.expect_thumbnails(enough)
-    assert len(asked) == 2
-    broken = reader(Lake.at(f"{lake.root}/broken"), b"no parquet")
-    broken.expect_thumbnails(threading.Event())
-    PartReader(Lake.at(f"{lake.root}/elsewhere"), source.parts).expect_thumbnails(threading.Event())
-    assert len(asked) == 2

@@ -6,9 +6,7 @@ each partition is resolved by itself: one after another, or as tasks of the Ray 
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -108,8 +106,7 @@ def decide(
     """
     scanned = scan(reader, drops, denied, shards=bool(optouts), opted_out=opted_out)
     marked = scanned.row_of(optouts or {})
-    with _expecting(reader):
-        rows = _candidates(scanned, drops.duplicates.distance, opted_out=len(marked) > 0 or bool(opted_out))
+    rows = _candidates(scanned, drops.duplicates.distance, opted_out=len(marked) > 0 or bool(opted_out))
     reasons, current, keyed = scanned.reasons, scanned.current, scanned.keyed(rows)
     reasons[marked] |= np.uint16(BIT[SkipReason.OPTOUT])
     met = scanned.denied
@@ -135,18 +132,6 @@ def decide(
     reasons &= _all_but(lifted)
     reasons[copies.rows] = copies.reasons
     return Decisions(reasons, copies, tuple(reason_sets), met)
-
-
-@contextlib.contextmanager
-def _expecting(reader: Reader) -> Iterator[None]:
-    """Sorting leaves the disk idle, and what comes next waits for it."""
-    enough = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(reader.expect_thumbnails, enough)
-        try:
-            yield
-        finally:
-            enough.set()
 
 
 def _candidates(scanned: Scan, distance: int, opted_out: bool) -> Ints:

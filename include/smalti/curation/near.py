@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 from typing import Any
@@ -15,14 +16,14 @@ Keys = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
 _FILTER_BITS = 1 << 30
-"""Bits of the filter of `may_repeat` at most: 128 MiB."""
+"""Bits of a filter of `may_repeat` at most: 128 MiB."""
 
 
 def may_repeat(keys: Keys, chunk: int = 1 << 18) -> Mask:
-    """Which keys may occur more than once: all that do, and one of some forty others. uint64 (n,) -> bool (n,).
+    """Which keys may occur more than once: all that do, and one of some thousand others. uint64 (n,) -> bool (n,).
 
-    Beside the keys it takes a sorted copy of them. The keys that occur twice set one bit each of a filter, and a key is taken if its bit is
-    set. To look all of these up among the keys that occur twice would take as long as everything else, and spare only the reading of a few rows.
+    Beside the keys it takes a sorted copy of them. The keys that occur twice set a bit in each of two filters, and a key is taken if both
+    of its bits are set. To look all of these up among the keys that occur twice would take as long as everything else.
 
     Args:
         chunk: keys that are looked at together: 2 MiB, so that what is computed of them stays in the processor's cache.
@@ -34,19 +35,40 @@ def may_repeat(keys: Keys, chunk: int = 1 << 18) -> Mask:
     del ordered
     if not len(twice):
         return found
-    slots = min(_FILTER_BITS, 1 << int(len(twice) * 32).bit_length())
-    shift, filled = np.uint64(64 - (slots.bit_length() - 1)), np.zeros(slots // 8, np.uint8)
-    at = _slot(twice, shift)
-    np.bitwise_or.at(filled, at >> np.uint64(3), (1 << (at & np.uint64(7)).astype(np.uint8)).astype(np.uint8))
+    first, second = (_Filter.of(twice, factor) for factor in _FACTORS)
     for start in range(0, len(keys), chunk):
-        at = _slot(keys[start : start + chunk], shift)
-        found[start : start + chunk] = filled[at >> np.uint64(3)] >> (at & np.uint64(7)).astype(np.uint8) & 1
+        part = keys[start : start + chunk]
+        maybe = np.flatnonzero(first.has(part))
+        found[start + maybe] = second.has(part[maybe])
     return found
 
 
-def _slot(keys: Keys, shift: np.uint64) -> Keys:
-    """Fibonacci hashing (Knuth, TAOCP 3, 6.4): the top bits of a product with 2^64 / golden ratio."""
-    return keys * np.uint64(0x9E3779B97F4A7C15) >> shift
+_FACTORS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
+"""2^64 / golden ratio (Knuth, TAOCP 3, 6.4), and another odd number of half ones (the second prime of xxHash64)."""
+
+
+@dataclass(frozen=True)
+class _Filter:
+    """One bit for each slot that a key hashes to: the top bits of a product (Fibonacci hashing)."""
+
+    factor: np.uint64
+    shift: np.uint64
+    bits: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, keys: Keys, factor: np.uint64) -> _Filter:
+        slots = min(_FILTER_BITS, 1 << int(len(keys) * 32).bit_length())
+        made = cls(factor, np.uint64(64 - (slots.bit_length() - 1)), np.zeros(slots // 8, np.uint8))
+        at = made._slot(keys)
+        np.bitwise_or.at(made.bits, at >> np.uint64(3), (1 << (at & np.uint64(7)).astype(np.uint8)).astype(np.uint8))
+        return made
+
+    def has(self, keys: Keys) -> Mask:
+        at = self._slot(keys)
+        return np.asarray(self.bits[at >> np.uint64(3)] >> (at & np.uint64(7)).astype(np.uint8) & 1, np.bool_)
+
+    def _slot(self, keys: Keys) -> Keys:
+        return keys * self.factor >> self.shift
 
 
 def order_of(values: npt.NDArray[Any]) -> Ints:

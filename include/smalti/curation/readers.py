@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
-import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +14,7 @@ import numpy.typing as npt
 
 from smalti import objects
 from smalti.curation.near import Mask
-from smalti.errors import CorruptError, MissingObject
+from smalti.errors import CorruptError, LakeError, MissingObject
 from smalti.lake import Lake
 from smalti.shards.part import Part, batch_orders
 from smalti.shards.samples import KEYS, SCHEMA, THUMBNAIL, keys_of, stored
@@ -43,9 +41,6 @@ class Reader(Protocol):
 
     def thumbnails(self, part: int, start: int, taken: Mask) -> Thumbnails:
         """`colour` of some of the rows from `start` on, as `taken` says by row: uint8 (taken, THUMBNAIL), any bytes where there is none."""
-
-    def expect_thumbnails(self, enough: threading.Event) -> None:
-        """Most thumbnails will be read soon: the disk may begin now. Returns when it has, or when `enough` is set."""
 
 
 @dataclass(frozen=True)
@@ -99,41 +94,9 @@ class PartReader:
         with _samples_errors(uri):
             return _read_thumbnails(uri, start, taken)
 
-    def expect_thumbnails(self, enough: threading.Event) -> None:
-        """See Reader. Nothing is done for objects that are not files, nor for more bytes than a third of the memory that is free."""
-        left = _free_memory() // 3
-        for of in self.parts:
-            path = objects.local_path(self.lake.samples(of.source, of.name))
-            if path is None or left <= 0 or enough.is_set():
-                return
-            with contextlib.suppress(OSError, ValueError):  # whoever reads it says what is wrong
-                left -= _have_read(path, enough)
 
-
-def _have_read(path: Path, enough: threading.Event) -> int:
-    """Ask the system to read a file's thumbnails into its cache: bytes."""
-    import pyarrow.parquet as pq
-
-    metadata, asked = pq.read_metadata(path), 0
-    place = metadata.schema.names.index("colour")
-    with path.open("rb") as file:
-        for number in range(metadata.num_row_groups):
-            if enough.is_set():
-                break
-            column = metadata.row_group(number).column(place)
-            start = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
-            os.posix_fadvise(file.fileno(), start, column.total_compressed_size, os.POSIX_FADV_WILLNEED)
-            asked += column.total_compressed_size
-    return asked
-
-
-def _free_memory() -> int:
-    """Bytes that processes may still take; 0 where the system does not say."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0
+_OF_THE_MACHINE = (errno.EACCES, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that say nothing of the file. Arrow and polars raise OSError, without a number, for what they cannot parse."""
 
 
 @contextlib.contextmanager
@@ -143,9 +106,13 @@ def _samples_errors(uri: str) -> Iterator[None]:
 
     try:
         yield
-    except (pl.exceptions.PolarsError, pa.ArrowException, FileNotFoundError, OSError, KeyError, ValueError) as error:
+    except (pl.exceptions.PolarsError, pa.ArrowException, OSError, KeyError, ValueError) as error:
         if not objects.exists(uri):
             raise MissingObject("there is no such object", uri, "Restore it, or shard again") from error
+        if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+            raise LakeError(
+                error.strerror or str(error), uri, "Try again; if it stays, check the disk and its limits"
+            ) from error
         raise CorruptError(f"this is not a samples.parquet ({error})", uri, "Restore it, or shard again") from error
 
 
@@ -246,6 +213,3 @@ class FrameReader:
     def thumbnails(self, part: int, start: int, taken: Mask) -> Thumbnails:
         column = self.frames[part]["colour"].slice(start, len(taken)).filter(taken)
         return np.frombuffer(b"".join(column.fill_null(bytes(THUMBNAIL))), np.uint8).reshape(-1, THUMBNAIL)
-
-    def expect_thumbnails(self, enough: threading.Event) -> None:
-        """They are here."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,9 +23,15 @@ def is_where_it_lies(uri: str, local: Path) -> bool:
     return root is not None and root.resolve() == local.resolve()
 
 
-def check_arguments(uri: str, local: str | None, small: str, batch_size: int, streaming: dict[str, Any]) -> None:
-    if batch_size < 1:
-        raise InputError(f"batch_size={batch_size} is no size", uri, "Use at least 1")
+def check_arguments(
+    uri: str, local: str | None, small: str, batch_size: int, max_age: timedelta | None, streaming: dict[str, Any]
+) -> None:
+    if type(batch_size) is not int or batch_size < 1:
+        raise InputError(f"batch_size={batch_size!r} is no size", uri, "Use at least 1")
+    if local is not None and not isinstance(local, str | os.PathLike):
+        raise InputError(f"local={local!r} is no directory", uri, "Pass its path")
+    if max_age is not None and not isinstance(max_age, timedelta):
+        raise InputError(f"max_optout_age={max_age!r} is no age", uri, "Pass a datetime.timedelta, or None")
     taken = sorted(set(_OURS) & set(streaming))
     if taken:
         raise InputError(f"ReleaseDataset takes no {', '.join(taken)}", uri, "Leave it away: the release decides it")
@@ -49,5 +57,5 @@ def check_choice(uri: str, given: dict[str, Any], optouts: Position) -> None:
         odd = [each for each in values or () if not isinstance(each, kind)]
         if odd:
             raise InputError(f"{name}: {odd[0]!r} is of the wrong kind", uri, f"Give {name} as {kind.__name__}")
-    if optouts != "newest" and not (isinstance(optouts, int) and optouts >= 0):
+    if optouts != "newest" and not (type(optouts) is int and optouts >= 0):
         raise InputError(f"optouts={optouts!r} is no position", uri, "Pass 'newest', or a number from 0")

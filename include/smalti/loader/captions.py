@@ -7,6 +7,7 @@ epoch may see another. It costs one hash of the id.
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
@@ -23,6 +24,10 @@ MAIN = "caption"
 
 Captions = str | Mapping[str, float] | None
 """One column; column -> weight; None: as the release has them."""
+
+_IS_CAPTION = re.compile(r"caption(_[a-z0-9][a-z0-9_]*)?")  # as in `smalti.config`, which a training run does without
+
+_MOST = 1e9
 
 _DIGITS = 12
 """Of a share: so that 7 to 3 is the same as 0.7 to 0.3."""
@@ -107,14 +112,31 @@ def choice_of(given: Captions, release: Mapping[str, float], where: str) -> Capt
     if not weights:
         raise InputError("captions names no column", where, "Pass a column, {column: weight}, or None")
     for name, weight in weights.items():
-        if not isinstance(name, str):
-            raise InputError(f"captions: {name!r} is no column", where, "Pass a column's name, or {column: weight}")
-        number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not (number and math.isfinite(weight) and weight > 0):
+        if not (isinstance(name, str) and _IS_CAPTION.fullmatch(name)):
             raise InputError(
-                f"captions: {weight!r} is no weight of {name}", where, "Use a number above 0, or leave the column out"
+                f"captions: {name!r} is no caption column",
+                where,
+                "Write `caption`, or `caption_` and a profile's name with _",
+            )
+        number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not (number and 0 < weight <= _MOST):
+            raise InputError(
+                f"captions: {weight!r} is no weight of {name}",
+                where,
+                f"Use a number above 0, and at most {_MOST:g}, or leave the column out",
             )
     return CaptionChoice(weights)
+
+
+def in_some_shards(streams: Iterable[Chosen]) -> tuple[str, ...]:
+    """Extra caption columns that some of the shards have and some have not, by name: samples with them could not be batched with others."""
+    found = {tuple(shard.entry["column_names"]) for stream in streams for shard in stream.shards}
+    everywhere = set.intersection(*map(set, found)) if found else set()
+    return tuple(
+        sorted(
+            name for name in {*(each for names in found for each in names)} - everywhere if _IS_CAPTION.fullmatch(name)
+        )
+    )
 
 
 def _spelled(shares: object) -> str:

@@ -33,7 +33,7 @@ from streaming.base.world import World
 
 from smalti.errors import InputError, SmaltiError
 from smalti.loader.arguments import check_arguments, check_choice, is_where_it_lies
-from smalti.loader.captions import Captions, choice_of
+from smalti.loader.captions import Captions, choice_of, in_some_shards
 from smalti.loader.position import Position, look_for
 from smalti.loader.presence import fault_of_shards
 from smalti.loader.skips import Optouts, lift, served_shards
@@ -86,13 +86,20 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a dataset is to become. gone, instead: sample numbers, and those of their substitutes; report: level and line."""
+    """What a dataset is to become.
+
+    Attributes:
+        gone, instead: sample numbers, and those of their substitutes.
+        hidden: columns that only some samples have.
+        report: level and line.
+    """
 
     position: int
     selection: str
     streams: list[SkipStreamMixin]
     gone: NDArray[np.int64]
     instead: NDArray[np.int64]
+    hidden: tuple[str, ...]
     report: list[tuple[int, str]]
 
 
@@ -149,9 +156,9 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         def ask() -> Asked:
             uri = normalise_uri(str(manifest))
             here = local
-            if here is not None and is_where_it_lies(uri, Path(here)):
+            if isinstance(here, str | os.PathLike) and is_where_it_lies(uri, Path(here)):
                 here = None  # in place: nothing there is fetched, evicted or replaced
-            check_arguments(uri, here, small_streams, batch_size, streaming)
+            check_arguments(uri, here, small_streams, batch_size, max_optout_age, streaming)
             check_stream_class(stream_class, uri)
             check_choice(uri, {"tiers": tiers, "groups": groups, "without": without}, optouts)
             self.manifest = read_manifest(uri)
@@ -239,11 +246,11 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         unused = unused_transport(type(made[0]))
         if unused:
             report.append((logging.WARNING, f"{', '.join(unused)}: not called for a release; override fetch_shard"))
-        return _Plan(position, selection, made, gone, instead, report)
+        return _Plan(position, selection, made, gone, instead, in_some_shards(streams), report)
 
     def _become(self, plan: _Plan) -> None:
         source = self._source
-        self.optouts, self._selection = plan.position, plan.selection
+        self.optouts, self._selection, self._hidden = plan.position, plan.selection, plan.hidden
         super().__init__(streams=plan.streams, batch_size=source.batch_size, **source.streaming)
         if len(plan.gone):  # whoever asks where a sample is, to fetch or to serve it, is told where its substitute is
             self.spanner = Exchanger(self.spanner, plan.gone, plan.instead)
@@ -297,6 +304,9 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         position = obj.get("optouts", self.manifest.optouts)
         if type(position) is not int:
             raise InputError(f"the state's optouts={position!r} is no position", where, "Pass what state_dict returned")
+        for name in ("epoch", "sample_in_epoch"):
+            if type(obj.get(name)) is not int:
+                raise InputError(f"the state's {name} is {obj.get(name)!r}", where, "Pass what state_dict returned")
         plan = self._plan_of(position, where)
         if obj.get("selection") != (plan.selection if plan else self._selection):
             raise InputError(
@@ -328,6 +338,8 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
     def get_item(self, sample_id: int, retry: int = 7) -> Any:
         """A sample by its number, with the caption of the epoch that is being read (before the first: of epoch 0)."""
         sample = super().get_item(sample_id, retry)
+        for name in self._hidden:
+            sample.pop(name, None)
         return sample if self._captions.is_plain else self._captions.apply(sample, self.shuffle_seed, self._epoch)
 
     def _resume_incr_epoch(self) -> tuple[int, int]:

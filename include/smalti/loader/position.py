@@ -26,13 +26,11 @@ def look_for(manifest_uri: str, manifest: Manifest, wanted: Position, max_age: t
     A snapshot may appear while ranks start: they must not each look for it.
 
     Raises:
-        InputError: the position is none, is behind the release's own, a pulled copy was checked too long ago or lost its
+        InputError: the position is behind the release's own, a pulled copy was checked too long ago or lost its
             notes, or there are other ranks, which cannot be asked.
         MissingObject, LakeError: the snapshots cannot be listed.
     """
     lake = lake_of(manifest_uri)
-    if wanted != "newest" and (type(wanted) is not int or wanted < 0):
-        raise InputError(f"optouts={wanted!r} is no position", manifest_uri, "Pass a number from 0 on, or 'newest'")
     _refuse_old(manifest_uri, max_age)
     if wanted == "newest":
         if get_world_size() > 1 and not can_talk():

@@ -154,22 +154,25 @@ class SkipStreamMixin:
             which have to be fetched; shape (shards,).
         Raises:
             MissingObject, CorruptError: the release is read in place, and a shard is not there, or is of another size.
+            LakeError: something else lies in a shard's place.
         """
         readers = self.open()
         self.__here = np.zeros(len(readers), np.int64)
         for number, shard in enumerate(readers):
             path, size = os.path.join(self.__parts, shard.raw_data.basename), shard.raw_data.bytes
             try:
-                there = os.stat(path).st_size
-            except FileNotFoundError:
-                there = None
-            if there == size:
-                self.__here[number] = size
-            elif self.__in_place:
-                raise _incomplete(path, size, there)
-            elif there is not None:
-                log.warning("%s has %d bytes instead of %d and is fetched anew", path, there, size)
-                os.unlink(path)
+                there = _size_of(path)
+                if there == size:
+                    self.__here[number] = size
+                elif self.__in_place:
+                    raise _incomplete(path, size, there)
+                elif there is not None:
+                    log.warning("%s has %d bytes instead of %d and is fetched anew", path, there, size)
+                    Path(path).unlink(missing_ok=True)  # another run with this directory may have been first
+            except OSError as error:
+                raise LakeError(
+                    f"{error.strerror or error}", path, "Move it away, or pass another directory as `local`"
+                ) from error
         return np.equal(self.__here, 0)
 
     def get_shards(self, world: World, allow_unsafe_types: bool) -> list[KeptReader]:
@@ -241,6 +244,13 @@ def unused_transport(cls: type) -> list[str]:
         for name in names
         if name in vars(each)
     ]
+
+
+def _size_of(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return None
 
 
 def _incomplete(path: str, size: int, there: int | None) -> MissingObject | CorruptError:

@@ -38,7 +38,7 @@ from smalti.shards.stage import commit_part, part_name
 
 log = logging.getLogger("smalti")
 
-WRITER = 1
+WRITER = 2
 """Raise it when the same samples would give other bytes."""
 
 
@@ -160,7 +160,7 @@ def write(lake: Lake, plan: CopyPlan) -> Part | None:
     parts = committed_parts(lake, source, hidden=True, log=steps)
     numbers = [origin.sequence for part in parts for origin in part.sharded] + [o.sequence for o in steps.origins()]
     sequence = 1 + max([*numbers, steps.last_sequence()])
-    name = part_name(sequence, plan.digest, {"smalti": str(WRITER)})
+    name = part_name(sequence, plan.digest, {"smalti": str(WRITER), "pyarrow": pa.__version__})
     tasks = _tasks(lake, plan, name)
     entries = []
     for entry in map_tasks(copy_shard, [task for _, task in tasks]):

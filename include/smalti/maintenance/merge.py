@@ -52,7 +52,7 @@ def merge(lake: Lake, run: MaintenanceRun) -> MergeReport:
     dropped: Counter[str] = Counter()
     warnings: list[str] = []
     samples = kept = before = after = 0
-    small = [part for part in chosen_parts(lake, run) if bytes_of(part) < run.small_part_bytes]
+    small = [part for part in chosen_parts(lake, run, warnings) if bytes_of(part) < run.small_part_bytes]
     for group in groups_of(small, run.small_part_bytes):
         names = tuple(f"{part.source}/{part.name}" for part in group)
         plan = plan_merge(lake, group)

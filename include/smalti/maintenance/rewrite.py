@@ -88,7 +88,7 @@ def rewrite(lake: Lake, run: MaintenanceRun) -> RewriteReport:
     dropped: Counter[str] = Counter()
     warnings: list[str] = []
     samples = kept = 0
-    for part in chosen_parts(lake, run):
+    for part in chosen_parts(lake, run, warnings):
         name = f"{part.source}/{part.name}"
         if not skips.is_used(part):
             if run.parts:
@@ -132,11 +132,14 @@ def rewrite(lake: Lake, run: MaintenanceRun) -> RewriteReport:
     )
 
 
-def chosen_parts(lake: Lake, run: MaintenanceRun) -> Iterator[Part]:
+def chosen_parts(lake: Lake, run: MaintenanceRun, warnings: list[str]) -> Iterator[Part]:
     """The parts in sight that a run is about, without those that hold what is opted out.
 
     Snapshots name samples by their shards, and by id: what was delivered later under such an id speaks for its copies too, even
     when a newer delivery has superseded it. A part that holds any stays what it is until its opt-outs are erased.
+
+    Args:
+        warnings: gets a line for each that was asked for by name and is left.
     """
     snapshot = read_snapshot(lake, newest_position(lake))
     named, ids = {"/".join(shard.split("/")[:2]) for shard in snapshot.shards}, pa.array(snapshot.ids, pa.string())
@@ -144,7 +147,7 @@ def chosen_parts(lake: Lake, run: MaintenanceRun) -> Iterator[Part]:
         if f"{part.source}/{part.name}" not in named and not (len(ids) and _holds(lake, part, ids)):
             yield part
         elif run.parts:
-            log.warning("%s/%s holds what is opted out, and is left as it is", part.source, part.name)
+            warnings.append(f"{part.source}/{part.name}: it holds what is opted out, and is left as it is")
 
 
 def _holds(lake: Lake, part: Part, ids: pa.Array) -> bool:

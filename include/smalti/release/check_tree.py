@@ -51,7 +51,7 @@ def tree_faults(manifest_uri: str, manifest: Manifest, kept: Counter[str]) -> li
     seen: dict[str, list[_Seen]] = {}
     for name, tiers in sorted(commits.items()):
         try:
-            if name != commit_name(tiers):
+            if name != commit_name(None if tiers is None else sorted(set(tiers))):
                 raise InputError("it is no list of tiers", name, "Remove it")
             buckets = shard_tasks(manifest, manifest_uri, root, tiers, {})
         except InputError as error:

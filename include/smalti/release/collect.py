@@ -18,6 +18,7 @@ from smalti import objects
 from smalti.curation.record import Curation, check_rows, explain_at, read_rows
 from smalti.errors import CorruptError
 from smalti.lake import Lake, stream_index
+from smalti.profiles import caption_column
 from smalti.reasons import DEDUP_REASONS, SkipReason, set_name
 from smalti.release.manifest import Count, PartEntry, SourceEntry, StreamEntry, encode_stream_index, rebase
 from smalti.release.skips import SkipFile, sha256
@@ -227,13 +228,20 @@ def tally(lake: Lake, curation: Curation, parts: Sequence[Part], groups: Mapping
     return counted
 
 
+def _main_engines(part: Part, role: str) -> list[str]:
+    """Who gave a part's captions or labels; not who gave its extra captions."""
+    return [
+        each.name for each in part.engines if each.role == role and caption_column(each.name) not in part.extra_captions
+    ]
+
+
 def source_entries(parts: Sequence[Part], counted: Tally, groups: Mapping[str, str]) -> tuple[SourceEntry, ...]:
     """What each source gave."""
     entries = []
     for source in sorted(groups):
         own = [part for part in parts if part.source == source]
         names = {
-            role: tuple(sorted({engine.name for part in own for engine in part.engines if engine.role == role}))
+            role: tuple(sorted({name for part in own for name in _main_engines(part, role)}))
             for role in ("captioner", "classifier")
         }
         entries.append(

@@ -37,7 +37,11 @@ _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class OptoutSnapshot(Model):
-    """Samples of any part that must not be served."""
+    """Samples of any part that must not be served.
+
+    Who starts training, and who writes a tree, applies the places alone: shards do not say ids without being read. So whoever writes a snapshot
+    must list the parts again after it, and name the places of those that were committed meanwhile in a following one.
+    """
 
     version: Literal[1] = 1
     position: int = Field(ge=0)

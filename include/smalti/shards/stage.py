@@ -161,10 +161,11 @@ def read_batch(lake: Lake, run: SourceRun) -> Batch:
     rows = rows.append_column("caption", pc.if_else(served, rows[caption], ""))
     rows = rows.append_column("caption_ok", served).append_column("label", rows[label])
     for name, state in extra.items():
-        there = pc.is_valid(rows[name])
+        words = pc.utf8_trim_whitespace(rows[name])  # a source's caption may be blank
+        there = pc.fill_null(pc.not_equal(words, ""), False)
         if state is not None:
             there = pc.and_(there, pc.fill_null(pc.equal(rows[state], "ok"), False))
-        rows = rows.set_column(rows.column_names.index(name), name, pc.if_else(there, rows[name], ""))
+        rows = rows.set_column(rows.column_names.index(name), name, pc.if_else(there, words, ""))
     schema = plan_schema(sorted(extra))
     rows = rows.select([*schema.names, ROW]).cast(pa.schema([*schema, (ROW, pa.uint64())]))
     return Batch(rows, total, {each["values"]: each["counts"] for each in counts}, table.version)

@@ -22,7 +22,7 @@ from smalti.lake import Lake
 from smalti.shards import mds
 from smalti.table.store import lance_errors, open_table
 
-WRITER = 1
+WRITER = 2
 """Raise it when the same row would give other bytes: a part that was begun before is then begun anew."""
 
 _READ_AT_ONCE = 16

@@ -29,11 +29,11 @@ class Files:
         return True
 
     def read(self, uri: str) -> bytes:
-        with lake_errors(uri):
+        with _reading(uri):
             return _path(uri).read_bytes()
 
     def open(self, uri: str) -> IO[bytes]:
-        with lake_errors(uri):
+        with _reading(uri):
             return _path(uri).open("rb")
 
     def read_versioned(self, uri: str) -> tuple[bytes, str] | None:
@@ -41,7 +41,7 @@ class Files:
             try:
                 with _path(uri).open("rb") as file:
                     return file.read(), str(os.fstat(file.fileno()).st_mtime_ns)
-            except FileNotFoundError:
+            except _NOTHING:
                 return None
 
     def swap(self, uri: str, data: bytes, expected: str | None) -> bool:
@@ -117,16 +117,29 @@ class Files:
         with lake_errors(prefix):
             try:
                 names = os.listdir(_path(prefix))
-            except FileNotFoundError:
+            except _NOTHING:
                 return []
             return sorted(n for n in names if not n.startswith((ATTEMPT_PREFIX, ".swap-lock")))
 
     def download(self, uri: str, out: IO[bytes]) -> None:
-        with lake_errors(uri), _path(uri).open("rb") as source:
+        with _reading(uri), _path(uri).open("rb") as source:
             shutil.copyfileobj(source, out, 1 << 20)
 
     def copy(self, source: str, target: str) -> bool:
         return self.create(target, self.read(source))
+
+
+_NOTHING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""Where a directory lies in an object's place, or a file in a directory's, there is no such object: on GCS both can be."""
+
+
+@contextlib.contextmanager
+def _reading(uri: str) -> Iterator[None]:
+    with lake_errors(uri):
+        try:
+            yield
+        except _NOTHING as error:
+            raise FileNotFoundError(str(error)) from error
 
 
 def _path(uri: str) -> Path:
