@@ -534,11 +534,12 @@ def test_a_copy_of_a_copy_is_as_old_as_that_one(lake: Lake, disk: Path, tmp_path
 def test_a_copy_that_lost_its_notes_is_not_taken_for_a_lake(lake: Lake, disk: Path, tmp_path: Path) -> None:
     release = build(lake, skips=SKIPS)
     manifest = pull(release.uri, disk).manifest
+    pull(manifest, tmp_path / "renewed")
     shutil.rmtree(disk / ".smalti")
 
     for read in (
         lambda: pull(manifest, tmp_path / "second"),
-        lambda: pull(manifest, tmp_path / "second", refresh_optouts=True),
+        lambda: pull(manifest, tmp_path / "renewed", refresh_optouts=True),
         lambda: pull(manifest, tmp_path / "tree", materialize=True),
         lambda: check_of(file_uri(manifest)),
     ):
