@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import types
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -119,7 +120,7 @@ def _bare(annotation: Any) -> Any:
     if get_origin(annotation) is Annotated:
         return _bare(get_args(annotation)[0])
     if get_origin(annotation) is tuple:
-        return tuple[tuple(_bare(each) for each in get_args(annotation))]
+        return types.GenericAlias(tuple, tuple(_bare(each) for each in get_args(annotation)))
     return annotation
 
 
