@@ -171,8 +171,8 @@ def test_captions_of_a_dataset_are_columns_with_weights(tmp_path: Path, captions
     ("names", "says"),
     [
         ("[rules]", "`extra_captions` names the captioner rules: its words are the column `caption`"),
-        ("[source, source]", "fills the column caption_source twice"),
-        ("[short-1, short.1]", "fills the column caption_short_1 twice"),
+        ("[source, source]", "two captioners fill the column caption_source"),
+        ("[short-1, short.1]", "two captioners fill the column caption_short_1"),
         ("[Short]", "extra_captions.0 is wrong"),
     ],
 )

@@ -166,7 +166,7 @@ def test_one_column_or_other_weights_can_be_asked_for(release: Release) -> None:
         ({"caption": float("nan")}, "nan is no weight"),
         ({"caption": True}, "True is no weight"),
         ({"caption": "1"}, "'1' is no weight"),
-        ({1: 1}, "1 is no column"),
+        ({1: 1}, "1 is no caption column"),
         (3, "captions=3 is no choice"),
         (["caption"], "is no choice"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -24,6 +25,8 @@ class Files:
             try:
                 os.link(attempt, path)
             except FileExistsError:
+                if path.is_dir():
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
                 return False
             _sync_directory(path.parent)
         return True
