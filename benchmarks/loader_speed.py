@@ -24,7 +24,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -169,13 +169,15 @@ def say(name: str, found: dict[str, float]) -> None:
     )
 
 
-def streams(folder: Path, apart: Callable[[], Any], rounds: int, samples: int, where: str) -> None:
+def streams(
+    folder: Path, apart: Callable[[], Any], rounds: int, samples: int, where: str, skipped: Sequence[int]
+) -> None:
     shards = layout(52, 20, samples)
     with contextlib.ExitStack() as stack:
         lake, slow = Lake.at(str(folder / "lake")), None
         if where == "store":
             lake, slow = stack.enter_context(store(folder))
-        for percent in (0, 1, 10):
+        for percent in skipped:
             release = build(lake, version=f"v{percent}", shards=shards, skips=skip_share(percent / 100))
             pair = Pair(lake, release, folder)
             if slow:
@@ -335,6 +337,7 @@ def main() -> None:
     parser.add_argument("what", choices=["streams", "one", "captions", "crossover"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=24, help="of a shard")
+    parser.add_argument("--skipped", type=int, nargs="*", default=[0, 1, 10], help="of `streams`: percent")
     parser.add_argument("--where", choices=["local", "store"], help="of `streams`; default: both")
     arguments = parser.parse_args()
     from tests.loader.serving import apart
@@ -358,7 +361,7 @@ def main() -> None:
             return
         for where in [arguments.where] if arguments.where else ["local", "store"]:
             (Path(name) / where).mkdir()
-            streams(Path(name) / where, own, arguments.rounds, arguments.samples, where)
+            streams(Path(name) / where, own, arguments.rounds, arguments.samples, where, arguments.skipped)
 
 
 if __name__ == "__main__":
