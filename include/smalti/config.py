@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from smalti.captions import CAPTION_COLUMN
 from smalti.errors import InputError
 from smalti.profiles import Checks as Checks
 from smalti.profiles import Engine as Engine
@@ -23,9 +24,6 @@ from smalti.reasons import ALWAYS_SKIPPED, Label, SkipReason
 from smalti.strict import NAME as NAME
 from smalti.strict import Name as Name
 from smalti.strict import Strict as Strict
-
-CAPTION_COLUMN = r"caption(_[a-z0-9][a-z0-9_]*)?"
-"""A column of words in the shards, as a dataset names it."""
 
 
 class Columns(Strict):

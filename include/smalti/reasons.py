@@ -93,6 +93,9 @@ class SkipReason(_Reason):
     QUARANTINE = "quarantine", "one of too many look-alikes for a hash to decide; a person may"
 
 
+LABELS = {Label.NSFW: SkipReason.NSFW, Label.TEXT: SkipReason.TEXT}
+"""The reason that a label gives, where a dataset drops it."""
+
 ALWAYS_SKIPPED = frozenset({SkipReason.OPTOUT, SkipReason.DENYLIST, SkipReason.SUPERSEDED})
 """Reasons that no ablation can lift."""
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from smalti.curation import clusters
 from smalti.curation.copies import Copies, Rule
 from smalti.curation.dedup import aside, candidates, choose, search, spread
+from smalti.curation.near import may_repeat
 from smalti.images.fingerprint import Fingerprint, fingerprint
 from tests.curation import pairwise
 from tests.curation.pairwise import Copy, columns, is_copy
@@ -250,3 +251,16 @@ def test_many_equal_hashes_are_no_quadratic_work(kind: str, monkeypatch: pytest.
         assert not choice.quarantined.any()
         assert (choice.copy_of == -1).all()
     assert seconds < 60
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1])
+def test_every_key_that_repeats_is_taken_and_hardly_another(share: float) -> None:
+    chance = np.random.default_rng(3)
+    keys = chance.integers(0, 1 << 63, 300_000).astype(np.uint64)
+    again = chance.random(len(keys)) < share
+    keys[again] = keys[chance.integers(0, len(keys), int(again.sum()))]
+    distinct, counts = np.unique(keys, return_counts=True)
+    repeats = np.isin(keys, distinct[counts > 1])
+    taken = may_repeat(keys)
+    assert taken[repeats].all()
+    assert taken[~repeats].sum() <= 0.002 * len(keys)

@@ -24,10 +24,9 @@ from smalti.curation.load import load_decided, load_denylists
 from smalti.curation.readers import PartReader
 from smalti.curation.record import CuratedPart, Curation, rows_digest, write_curation
 from smalti.curation.rows import clusters_of, first_reasons, kept_without, members_of, places_of, rows_of
-from smalti.curation.scan import LABELS
 from smalti.errors import InputError
 from smalti.lake import Lake
-from smalti.reasons import ALWAYS_SKIPPED, SkipReason
+from smalti.reasons import ALWAYS_SKIPPED, LABELS, SkipReason
 from smalti.release.collect import Shown
 from smalti.release.optouts import read_snapshot
 from smalti.settings import ReleaseRun

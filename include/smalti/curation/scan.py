@@ -18,15 +18,13 @@ from smalti.curation.copies import Copies
 from smalti.curation.load import chunks, read_rows, read_thumbnails, starts_of
 from smalti.curation.near import Ints, Keys, Mask, may_repeat
 from smalti.curation.readers import Reader
-from smalti.reasons import Label, SkipReason
+from smalti.reasons import LABELS, SkipReason
 from smalti.shards.samples import KEYS
 
 Bits = npt.NDArray[np.uint16]
 
 BIT = {reason: 1 << place for place, reason in enumerate(SkipReason)}
 """A sample's reasons in one number."""
-
-LABELS = {Label.NSFW: SkipReason.NSFW, Label.TEXT: SkipReason.TEXT}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from smalti.captions import CAPTION_COLUMN
 from smalti.errors import InputError
 
 if TYPE_CHECKING:  # importing it costs what `import streaming` does
@@ -25,7 +26,7 @@ MAIN = "caption"
 Captions = str | Mapping[str, float] | None
 """One column; column -> weight; None: as the release has them."""
 
-_IS_CAPTION = re.compile(r"caption(_[a-z0-9][a-z0-9_]*)?")  # as in `smalti.config`, which a training run does without
+_IS_CAPTION = re.compile(CAPTION_COLUMN)
 
 _MOST = 1e9
 
@@ -78,7 +79,7 @@ class CaptionChoice:
             missing = sorted(set(self._columns) - set(shard.entry["column_names"]))
             if missing:
                 in_all = set.intersection(*(set(each.entry["column_names"]) for each in shards))
-                known = sorted(name for name in in_all if name == MAIN or name.startswith("caption_"))
+                known = sorted(name for name in in_all if _IS_CAPTION.fullmatch(name))
                 raise InputError(
                     f"captions: part {'/'.join(shard.basename.split('/')[:2])} has no column {missing[0]}",
                     where,

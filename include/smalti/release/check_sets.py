@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from smalti.config import Drops
-from smalti.reasons import ALWAYS_SKIPPED, Label, SkipReason, set_name
+from smalti.reasons import ALWAYS_SKIPPED, LABELS, SkipReason, set_name
 from smalti.release.checks import Expected
 from smalti.release.manifest import Manifest
 from smalti.release.optouts import OptoutSnapshot
 from smalti.release.skips import ShardSkips
-
-_LABELS = {Label.NSFW: SkipReason.NSFW, Label.TEXT: SkipReason.TEXT}
 
 
 @dataclass
@@ -98,7 +96,7 @@ class SetCheck:
             (SkipReason.LICENCE, drops.licences is not None and row.licence not in drops.licences),
             (SkipReason.CAPTIONER, drops.captioners is not None and row.captioner not in drops.captioners),
             (SkipReason.CLASSIFIER, drops.classifiers is not None and row.classifier not in drops.classifiers),
-            *((_LABELS[label], row.label == label) for label in drops.labels),
+            *((LABELS[label], row.label == label) for label in drops.labels),
         )
         return (reason for reason, broken in rules if broken and reason in self.manifest.reasons)
 
