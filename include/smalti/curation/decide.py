@@ -138,7 +138,7 @@ def _candidates(scanned: Scan, distance: int, opted_out: bool) -> Ints:
     """Rows that may be copies. What was superseded matters only to opt-outs: a person's picture stays theirs."""
 
     def of(rows: Any) -> Mask:
-        return candidates(scanned.sha256[rows, 0], scanned.phash[rows], distance)
+        return candidates(scanned.sha256[rows], scanned.phash[rows], distance)
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(scanned.supersede, scanned.current) if scanned.supersede else None
@@ -158,7 +158,11 @@ def _split(keyed: Keyed, distance: int, count: int) -> list[Keyed]:
         return [keyed]
     nothing = np.zeros(len(keyed.rows), np.int64)
     none = np.empty((0, THUMBNAIL), np.uint8)
-    light = Copies(None, nothing, keyed.sha256, keyed.phash, keyed.hashed, lambda: none, nothing, nothing)
+    sha256 = np.stack([
+        keyed.sha256,
+        nothing.astype(np.uint64),
+    ]).T  # equal bytes are together; so may be two that only begin alike
+    light = Copies(None, nothing, sha256, keyed.phash, keyed.hashed, lambda: none, nothing, nothing)
     group = coarse_groups(light, equal_bytes(light), distance)
     return [keyed.take(np.flatnonzero(group % count == number)) for number in range(count)]
 

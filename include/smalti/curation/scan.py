@@ -1,4 +1,4 @@
-"""One pass over all samples: what each rule says of them, and the few bytes that find copies. 36 bytes a sample are kept."""
+"""One pass over all samples: what each rule says of them, and the few bytes that find copies. 20 bytes a sample are kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BIT = {reason: 1 << place for place, reason in enumerate(SkipReason)}
 
 @dataclass(frozen=True)
 class Keyed:
-    """Some rows, ascending, with their columns as in `Copies`."""
+    """Some rows, ascending, with their columns as in `Scan`."""
 
     rows: Ints
     sha256: Keys
@@ -47,7 +47,7 @@ class Scan:
     Attributes:
         reasons: uint16, `BIT`s of what the rules say of the sample alone.
         current: bool, of the samples of an id the one that may be served.
-        sha256: as in `Copies`.
+        sha256: uint64, the first of the two hashes of `Copies`; those that may be copies are asked for the second one later.
         phash, hashed: as in `Copies`.
         shards: polars frame: shard, start (its first row), samples.
         denied: ids of the denylists that were met.
@@ -91,7 +91,7 @@ def scan(
     starts = starts_of(reader)
     count = int(starts[-1])
     reasons, accepted = np.zeros(count, np.uint16), np.ones(count, np.bool_)
-    sha256, phash, hashed = np.empty((2, count), np.uint64).T, np.empty(count, np.uint64), np.empty(count, np.bool_)
+    sha256, phash, hashed = np.empty(count, np.uint64), np.empty(count, np.uint64), np.empty(count, np.bool_)
     look = _Look.of(reader, drops, denied, opted_out, shards)
     ids = np.empty(count if look.twice else 0, np.uint64)
     runs: list[Any] = []
@@ -100,7 +100,7 @@ def scan(
         said = seen.said
         reasons[rows], accepted[rows] = said["reasons"].to_numpy(), said["accepted"].to_numpy()
         phash[rows], hashed[rows] = said["phash"].to_numpy(), said["hashed"].to_numpy()
-        sha256[rows, 0], sha256[rows, 1] = said[KEYS[0]].to_numpy(), said[KEYS[1]].to_numpy()
+        sha256[rows] = said["sha256"].to_numpy()
         if look.twice:
             ids[rows] = said["id"].to_numpy()
         met |= seen.denied
@@ -138,7 +138,7 @@ class _Look:
         parts = Counter(reader.sources)
         twice = frozenset(part for part, source in enumerate(reader.sources) if parts[source] > 1)
         asked = {name for rule in (*rules.values(), takes) for name in rule.meta.root_names()}
-        columns = {*KEYS, "phash", "flat", *asked} | ({"shard"} if shards else set()) | ({"id"} if twice else set())
+        columns = {KEYS[0], "phash", "flat", *asked} | ({"shard"} if shards else set()) | ({"id"} if twice else set())
         return cls(rules, takes, denied, twice, tuple(sorted(columns)))
 
     def __call__(self, part: int, first: int, frame: Any) -> _Seen:
@@ -146,7 +146,7 @@ class _Look:
 
         tells = pl.col("phash").is_not_null() & ~pl.col("flat").fill_null(True)
         said = frame.select(
-            *KEYS,
+            sha256=KEYS[0],
             reasons=pl.sum_horizontal(rule.cast(pl.UInt16) * BIT[reason] for reason, rule in self.rules.items()),
             accepted=self.takes,
             phash=pl.when(tells).then("phash").otherwise(KEYS[0]),  # see dedup.candidates
@@ -251,20 +251,22 @@ def reading_copies(reader: Reader, keyed: Keyed, priorities: Mapping[str, int]) 
 
     rows = keyed.rows
     width, height = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+    sha256 = np.stack([keyed.sha256, np.empty(len(rows), np.uint64)]).T
     priority, ids = np.empty(len(rows), np.int64), []
 
     def take(places: slice, part: int, frame: Any) -> None:
         width[places], height[places] = frame["width"].to_numpy(), frame["height"].to_numpy()
+        sha256[places, 1] = frame[KEYS[1]].to_numpy()
         priority[places] = priorities.get(reader.sources[part], 0)
         ids.append(frame["id"])
 
     with ThreadPoolExecutor(1) as pool:
         thumbnails = pool.submit(read_thumbnails, reader, rows)
-        read_rows(reader, ["id", "width", "height"], rows, take)
+        read_rows(reader, ["id", "width", "height", KEYS[1]], rows, take)
         yield Copies(
             id=pl.concat(ids, rechunk=True) if ids else pl.Series("id", [], pl.String),
             priority=priority,
-            sha256=keyed.sha256,
+            sha256=sha256,
             phash=keyed.phash,
             hashed=keyed.hashed,
             thumbnails=thumbnails.result,
