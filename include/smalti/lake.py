@@ -189,12 +189,60 @@ class Lake:
 
     # Opt-outs
 
+    def optout_inbox(self) -> str:
+        """Where people drop files with keys; what is in the ledger is removed from here."""
+        return self._uri("optouts", "inbox")
+
+    def optout_requests(self) -> str:
+        return self._uri("optouts", "requests")
+
+    def optout_request(self, request: str) -> str:
+        """What was asked, as it was asked: written once."""
+        return self._uri("optouts", "requests", request, "request.json.gz")
+
+    def optout_preview(self, request: str) -> str:
+        """What the request would do, before anything is done."""
+        return self._uri("optouts", "requests", request, "preview.json.gz")
+
+    def optout_preview_page(self, request: str) -> str:
+        """The preview for the person who confirms it, with pictures."""
+        return self._uri("optouts", "requests", request, "preview.html")
+
+    def optout_answer(self, request: str) -> str:
+        """That a person, or the limit, let it be applied, or that a person refused."""
+        return self._uri("optouts", "requests", request, "answer.json")
+
+    def optout_resolutions(self) -> str:
+        return self._uri("optouts", "resolved")
+
+    def optout_resolution(self, position: int) -> str:
+        """What one step of the ledger added: which requests, over which parts, and what they matched."""
+        return self._uri("optouts", "resolved", f"{position:08d}.json.gz")
+
+    def optout_matched(self, sha256: str) -> str:
+        """The matched samples of a resolution, one row each; named after their digest."""
+        return self._uri("optouts", "resolved", f"matched-{sha256[:32]}.parquet")
+
     def optout_snapshots(self) -> str:
         return self._uri("optouts", "snapshots")
 
     def optout_snapshot(self, position: int) -> str:
         """Everything that is opted out of any part, up to this position of the ledger."""
         return self._uri("optouts", "snapshots", f"{position:08d}.json.gz")
+
+    def optout_receipts(self, request: str) -> str:
+        return self._uri("optouts", "receipts", request)
+
+    def optout_receipt(self, request: str, kind: str) -> str:
+        """What became of a request: `exclude` or `erase`, or `query`; a page of the same name stands beside it."""
+        return self._uri("optouts", "receipts", request, f"{kind}.json")
+
+    def optout_receipt_page(self, request: str, kind: str) -> str:
+        return self._uri("optouts", "receipts", request, f"{kind}.html")
+
+    def optout_rejected(self, request: str) -> str:
+        """Rows of a request's file that are no keys, with their numbers and what is wrong with them."""
+        return self._uri("optouts", "rejected", f"{request}.jsonl")
 
     # Collections of garbage
 

@@ -1,0 +1,150 @@
+"""Requests: the immutable half of the ledger. One object a request, written once, and one answer.
+
+    optouts/requests/<request>/request.json.gz    what was asked
+    optouts/requests/<request>/preview.json.gz    what it would do
+    optouts/requests/<request>/answer.json        applied or refused, and by whom
+
+Names come from content and from where a request was handed in, so that handing it in twice is one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import AwareDatetime, Field, model_validator
+
+from smalti import objects
+from smalti.errors import InputError, MissingObject
+from smalti.lake import Lake
+from smalti.optouts.keys import WIDE, Key
+from smalti.release.skips import Model, canonical_json, compress, decompress, parse, sha256
+
+CONFIRM_ABOVE = 1000
+"""Matched samples above which a person confirms, unless the request says otherwise."""
+
+
+class Action(StrEnum):
+    """What a request asks for."""
+
+    QUERY = "query"  # say what is held; nothing is applied
+    EXCLUDE = "exclude"  # never serve it again
+    ERASE = "erase"  # and remove the bytes
+    WITHDRAW = "withdraw"  # take an earlier request back
+
+
+class Request(Model):
+    """What a person asked for. Of whoever asks only their own reference is kept.
+
+    `id` says nothing of what is asked: it may stand in logs.
+    """
+
+    version: Literal[1] = 1
+    id: str = Field(pattern="^[0-9a-f]{16}$")
+    action: Action
+    reference: str = Field(min_length=1, max_length=200, description="by which whoever asks knows the request")
+    reason: str = Field("", max_length=2000)
+    submission: str = Field(
+        min_length=1, max_length=1000, description="the run, the file or the command that handed it in"
+    )
+    submitted: AwareDatetime
+    submitted_by: str = Field("", max_length=200, description="who handed it in, as Airflow or the system knows them")
+    keys: tuple[Key, ...] = Field((), description="sorted, each once")
+    withdraws: str | None = Field(None, pattern="^[0-9a-f]{16}$", description="id of the request that is taken back")
+    confirm_above: int = Field(CONFIRM_ABOVE, ge=0, description="matched samples above which a person confirms")
+    rejected: int = Field(
+        0, ge=0, description="rows of what was handed in that are no keys: optouts/rejected names them"
+    )
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> Request:
+        if (self.action == Action.WITHDRAW) != (self.withdraws is not None):
+            raise ValueError("`withdraws` goes with the action withdraw")
+        if (self.action == Action.WITHDRAW) == bool(self.keys):
+            raise ValueError("a request has keys, or takes another one back")
+        if list(self.keys) != ordered(self.keys):
+            raise ValueError("the keys are not sorted, or one stands twice")
+        return self
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a person confirms it however little it matches."""
+        return any(key.kind in WIDE for key in self.keys)
+
+    def encode(self) -> bytes:
+        """The object that is stored."""
+        return compress(canonical_json(self.model_dump(mode="json")))
+
+
+class Answer(Model):
+    """That a request is to be applied, or never will be."""
+
+    version: Literal[1] = 1
+    request: str
+    apply: bool
+    by: str = Field(
+        description="who confirmed or refused; `limit`: it matched no more than may be applied without asking"
+    )
+    answered: AwareDatetime
+    preview_sha256: str = Field(description="of the preview's content that was looked at")
+
+
+def ordered(keys: Iterable[Key]) -> list[Key]:
+    """Sorted by kind and value, each once."""
+    return [key for _, key in sorted({(key.kind.value, key.value): key for key in keys}.items())]
+
+
+def request_id(action: Action, reference: str, keys: Iterable[Key], withdraws: str | None, submission: str) -> str:
+    """The name of a request: the same for what is handed in twice, another one for the same keys from another submission."""
+    said = {
+        "action": action.value,
+        "reference": reference,
+        "keys": [[key.kind.value, key.value] for key in keys],
+        "withdraws": withdraws,
+        "submission": submission,
+    }
+    return sha256(canonical_json(said))[:16]
+
+
+def submit(lake: Lake, request: Request) -> Request:
+    """Put a request into the ledger, or find it there: then what is there counts, with its times."""
+    if objects.create_bytes(lake.optout_request(request.id), request.encode()):
+        return request
+    return read_request(lake, request.id)
+
+
+def read_request(lake: Lake, request: str) -> Request:
+    """A request of the ledger.
+
+    Raises:
+        InputError: there is none of that id.
+        CorruptError: it is damaged.
+    """
+    uri = lake.optout_request(request)
+    try:
+        return parse(Request, decompress(objects.read_bytes(uri), uri), uri)
+    except MissingObject as error:
+        raise InputError(
+            "there is no such request", uri, "`smalti optout status` lists those that there are"
+        ) from error
+
+
+def request_ids(lake: Lake) -> list[str]:
+    """Every request of the ledger, sorted."""
+    return objects.list_names(lake.optout_requests())
+
+
+def write_answer(lake: Lake, answer: Answer) -> Answer:
+    """Record the answer, or find that there is one: the first one counts."""
+    uri = lake.optout_answer(answer.request)
+    if objects.create_bytes(uri, answer.model_dump_json().encode()):
+        return answer
+    return parse(Answer, objects.read_bytes(uri), uri)
+
+
+def read_answer(lake: Lake, request: str) -> Answer | None:
+    """The answer to a request; None: it waits."""
+    uri = lake.optout_answer(request)
+    found = objects.read_versioned(uri)
+    return None if found is None else parse(Answer, found[0], uri)
