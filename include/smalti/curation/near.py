@@ -31,17 +31,19 @@ def may_repeat(keys: Keys, chunk: int = 1 << 14) -> Mask:
     for start in range(0, len(keys), 16 * chunk):
         rows = slice(start, start + 16 * chunk)
         mixed[rows] = keys[rows] * _FACTORS[0] >> np.uint64(32)
-    maybe = _among(mixed, _repeated(mixed), chunk)
+    rows = _among(mixed, _repeated(mixed), chunk)
     del mixed
-    some = keys[maybe]
+    few = _repeated(keys[rows])
+    for factor in _FACTORS[1:]:
+        rows = rows[_among(keys[rows], few, chunk, factor)]
     found = np.zeros(len(keys), np.bool_)
-    found[maybe[_among(some, _repeated(some), chunk)]] = True
+    found[rows] = True
     return found
 
 
-_FACTORS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
-"""2^64 / golden ratio (Knuth, TAOCP 3, 6.4), and another odd number of half ones (the second prime of xxHash64). The top bits of a
-product with one of them are a hash (Fibonacci hashing)."""
+_FACTORS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9))
+"""2^64 / golden ratio (Knuth, TAOCP 3, 6.4), and two other odd numbers of about half ones (the second and third prime of xxHash64). The
+top bits of a product with one of them are a hash (Fibonacci hashing)."""
 
 
 def _repeated(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -50,7 +52,7 @@ def _repeated(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.asarray(ordered[1:][ordered[1:] == ordered[:-1]])
 
 
-def _among(values: npt.NDArray[Any], few: npt.NDArray[Any], chunk: int) -> Ints:
+def _among(values: npt.NDArray[Any], few: npt.NDArray[Any], chunk: int, factor: np.uint64 = _FACTORS[1]) -> Ints:
     """Places of the values that are among a few, and of some others: those that share a slot with one of them.
 
     To look all of them up among the few would take as long as everything else. With bits in place of bytes eight times as many slots would
@@ -60,15 +62,17 @@ def _among(values: npt.NDArray[Any], few: npt.NDArray[Any], chunk: int) -> Ints:
         return np.empty(0, np.int64)
     bits = min(_SLOT_BITS, int(len(few) * 32).bit_length())
     taken = np.zeros(1 << bits, np.bool_)
-    taken[_slots(few, bits)] = True
-    found = [np.flatnonzero(taken[_slots(values[at : at + chunk], bits)]) + at for at in range(0, len(values), chunk)]
+    taken[_slots(few, bits, factor)] = True
+    found = [
+        np.flatnonzero(taken[_slots(values[at : at + chunk], bits, factor)]) + at for at in range(0, len(values), chunk)
+    ]
     return np.concatenate(found)
 
 
-def _slots(values: npt.NDArray[Any], bits: int) -> Ints:
+def _slots(values: npt.NDArray[Any], bits: int, factor: np.uint64) -> Ints:
     if values.dtype == np.uint32:  # a hash already
         return (values >> np.uint32(32 - bits)).astype(np.int64)
-    return (values * _FACTORS[1] >> np.uint64(64 - bits)).view(np.int64)  # numpy would convert other indices first
+    return (values * factor >> np.uint64(64 - bits)).view(np.int64)  # numpy would convert other indices first
 
 
 def order_of(values: npt.NDArray[Any]) -> Ints:
