@@ -18,6 +18,7 @@ import functools
 import io
 import itertools
 import json
+import os
 import random
 import resource
 import shutil
@@ -139,7 +140,8 @@ class Pair:
                     if here
                     else Stream(remote=join_uri(self.tree, name), local=f"{cache}/{name}", download_timeout=600)
                 )
-            return epoch(StreamingDataset(streams=streams, batch_size=BATCH, shuffle=True))
+            with _own_connections():
+                return epoch(StreamingDataset(streams=streams, batch_size=BATCH, shuffle=True))
 
     def compare(self, rounds: int, apart: Callable[[], Any], whole: bool = False) -> dict[str, float]:
         def rate(each: Rate) -> float:
@@ -159,6 +161,31 @@ class Pair:
             "high": max(ratios),
             "cpu": median(b.cpu / a.cpu for a, b in zip(rates["ours"], rates["plain"], strict=True)),
         }
+
+
+@contextlib.contextmanager
+def _own_connections() -> Iterator[None]:
+    """Let each of plain's workers have a connection of its own to the store, and its shards appear whole.
+
+    StreamingDataset makes its Google client before it forks, so that workers share a socket and, without TLS, get one another's answers: a shard
+    with another one's bytes, and an IndexError in most runs. And the client writes a shard under its own name, which `get_item` takes for present.
+    """
+    from streaming.base.storage.download import GCSDownloader
+
+    fetch, mine = GCSDownloader._download_file_impl, "_client_is_of"
+
+    def own(self: Any, remote: str, local: str, timeout: float) -> None:
+        if getattr(self, mine, None) != os.getpid():
+            self._gcs_client = None
+            setattr(self, mine, os.getpid())
+        fetch(self, remote, f"{local}.whole", timeout)
+        Path(f"{local}.whole").replace(local)
+
+    GCSDownloader._download_file_impl = own
+    try:
+        yield
+    finally:
+        GCSDownloader._download_file_impl = fetch
 
 
 def say(name: str, found: dict[str, float]) -> None:
