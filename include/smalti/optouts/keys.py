@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from enum import StrEnum
@@ -161,6 +162,7 @@ def _domain(value: str) -> str:
     return found
 
 
+@functools.lru_cache(1 << 14)  # Python takes 0.1 ms for a name that is not ASCII
 def _host(value: str) -> str:
     """Lower case, names that are not ASCII as DNS spells them, without the dot at the end; at most 253 characters (RFC 1035)."""
     try:

@@ -15,12 +15,13 @@ from smalti.optouts.keys import Key, KeyKind, Print, kind_of, normalise
 from smalti.optouts.rows import Parsed, RejectedRow, Rows, as_text
 from smalti.optouts.tabular import parse_csv, parse_jsonl, parse_parquet
 
-IMAGES = frozenset(
-    ".jpg .jpeg .jpe .jfif .png .apng .webp .avif .gif .tif .tiff .bmp .heic .heif .jxl .jp2 .jpf .j2k .svg .ico .psd .dng".split()
-)
+IMAGES = frozenset({
+    ".apng", ".avif", ".bmp", ".dng", ".gif", ".heic", ".heif", ".ico", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpf", ".jpg", ".jxl",
+    ".png", ".psd", ".svg", ".tif", ".tiff", ".webp",
+})  # fmt: skip
 """What names of pictures end in; of those that are not decoded here, the sha256 alone is compared."""
 
-_BARE = "what kind of key this is cannot be told: write the kind before it, for instance `owner NAME` or `domain example.org`"
+_BARE = "what kind of key this is cannot be told: write the kind before it, for instance `owner NAME`, `domain a.org` or `url https://a.org/1.jpg`"
 
 
 def parse(data: bytes, name: str, where: str = "") -> Parsed:
@@ -43,7 +44,11 @@ def parse(data: bytes, name: str, where: str = "") -> Parsed:
         return parse_parquet(data, where)
     if suffix == ".txt":
         return parse_text(as_text(data, where), where)
-    raise InputError("what is in it cannot be told", where, "Let its name end in .csv, .jsonl, .parquet, .txt, or as pictures' do: .jpg, .png, ...")
+    raise InputError(
+        "what is in it cannot be told",
+        where,
+        "Let its name end in .csv, .jsonl, .parquet, .txt, or as pictures' do: .jpg, .png, ...",
+    )
 
 
 def parse_text(text: str, where: str = "the text") -> Parsed:
@@ -79,9 +84,11 @@ def _split(line: str) -> tuple[str, str]:
 
 
 def _recognised(line: str) -> KeyKind | None:
-    """The kind that a value alone tells; None: it may be several."""
+    """The kind that a value alone tells; None: it may be several: `a.org/1.jpg` is a URL that lost its scheme, or a sample."""
     if re.match("https?://", line, re.IGNORECASE):
         return KeyKind.URL
+    if "." in line.partition("/")[0]:
+        return None
     for kind in (KeyKind.SHA256, KeyKind.ID):
         try:
             normalise(kind, line)

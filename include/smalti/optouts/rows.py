@@ -20,7 +20,7 @@ _LOGIN = re.compile(r"(?<=://)[^/?#@\s]*@")
 class RejectedRow:
     """A row that is no key.
 
-    row: from 1, as a person counts lines in an editor or rows in a spreadsheet. value: its text, shortened, without the user and password of a URL.
+    row: from 1, as a person counts lines in an editor or rows in a spreadsheet; 0 is the file itself. value: its text, shortened, without the user and password of a URL.
     reason: what is wrong and what to write; never the text itself, so that it may be shown and logged.
     """
 
@@ -72,7 +72,9 @@ class Rows:
             return
         self._keys.setdefault((key.kind, key.value), key)
         if len(self._keys) > MOST_KEYS:
-            raise InputError(f"there are more than {MOST_KEYS:,} keys in it", self.where, "Divide it into several files")
+            raise InputError(
+                f"there are more than {MOST_KEYS:,} keys in it", self.where, "Divide it into several files"
+            )
 
     def reject(self, row: int, value: str, reason: str) -> None:
         """A row that is no key."""

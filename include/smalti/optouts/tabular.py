@@ -7,6 +7,7 @@ name is refused, not passed over: it may be a kind that somebody misspelled.
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 from collections.abc import Iterator, Sequence
@@ -52,7 +53,7 @@ def _csv_header(lines: Sequence[str], where: str) -> tuple[int, tuple[str, ...],
         for row, cells, _ in _records(lines, separator):
             if cells is not None and not any(cell.strip() for cell in cells):
                 continue
-            found = _columns(cells or [])
+            found = _columns(tuple(cells or ()))
             if found and (separator == "," or len(found) > 1):
                 return row, found, separator
             break
@@ -82,7 +83,8 @@ def _from(lines: Sequence[str], start: int) -> Iterator[str]:
         yield lines[number]
 
 
-def _columns(names: Sequence[str]) -> tuple[str, ...] | None:
+@functools.lru_cache(64)
+def _columns(names: tuple[str, ...]) -> tuple[str, ...] | None:
     """The columns as they are compared; None: they are not what is known."""
     found = [name.strip().lower() for name in names]
     while found and not found[-1]:
@@ -121,9 +123,13 @@ def parse_jsonl(data: bytes, where: str) -> Parsed:
             said = json.loads(line, object_pairs_hook=_Object)
         except (ValueError, RecursionError):
             said = None
-        columns = _columns([name for name, _ in said]) if isinstance(said, _Object) else None
+        columns = _columns(tuple(name for name, _ in said)) if isinstance(said, _Object) else None
         if columns is None:
-            rows.reject(row, line.rstrip(), 'no such object: write {"kind": "url", "value": "https://..."} or {"url": "https://..."}')
+            rows.reject(
+                row,
+                line.rstrip(),
+                'no such object: write {"kind": "url", "value": "https://..."} or {"url": "https://..."}',
+            )
             continue
         cells = [str(each) if type(each) is int else each for _, each in said]
         if any(not isinstance(each, str | None) for each in cells):
@@ -147,7 +153,7 @@ def parse_parquet(data: bytes, where: str) -> Parsed:
     rows = Rows(where)
     try:
         file = pq.ParquetFile(io.BytesIO(data))
-        columns = _columns(file.schema_arrow.names)
+        columns = _columns(tuple(file.schema_arrow.names))
         if columns is None:
             raise InputError("these are not its columns", where, COLUMNS)
         if file.metadata.num_rows > MOST_KEYS:
@@ -182,4 +188,6 @@ def _add_bytes(rows: Rows, row: int, columns: Sequence[str], cells: Sequence[byt
     try:
         _add(rows, row, columns, [None if cell is None else cell.decode() for cell in cells])
     except UnicodeDecodeError:
-        rows.reject(row, " ".join(cell.decode(errors="replace") for cell in cells if cell is not None), "it is not UTF-8")
+        rows.reject(
+            row, " ".join(cell.decode(errors="replace") for cell in cells if cell is not None), "it is not UTF-8"
+        )
