@@ -124,6 +124,7 @@ def _request_of(lake: Lake, info: ObjectInfo, data: bytes, submission: str) -> T
     identity = sha256(submission.encode())[:16]
     suffix = PurePosixPath(name).suffix.encode("ascii", "replace").decode()[:16]
     rejected = lake.optout_rejected_file(identity, f".{safe_name(suffix[1:])}" if suffix else "")
+    parsed = Parsed()
     try:
         action, reference = _asked(name, rejected)
         parsed = parse(data, name, where=rejected)
@@ -137,7 +138,8 @@ def _request_of(lake: Lake, info: ObjectInfo, data: bytes, submission: str) -> T
             submitted_by="inbox",
         )
     except InputError as error:
-        said = Parsed(rejected=(RejectedRow(0, name[1:], str(error)),))
+        why = RejectedRow(0, name[1:], f"{error.what.rstrip('.')}. {error.fix}")
+        said = Parsed(rejected=(why, *parsed.rejected))
         objects.create_bytes(lake.optout_rejected(identity), said.encode_rejected())
         objects.create_bytes(rejected, data)
         return Taken(identity, None, str(error))

@@ -33,14 +33,14 @@ def hand_in(
     """Put what somebody asks for into the ledger, or find it there: the same keys from the same submission are one request.
 
     Args:
-        reference: by which whoever asks knows it; white space in it becomes blanks.
+        reference: by which whoever asks knows it; it stands in logs and on screens, so what cannot be printed becomes blanks.
         submission: what was handed in: equal for two calls that hand in one thing, and another one for all else.
         submitted: aware. Of a request that is there already, what is there counts.
         withdraws: id of the request that is taken back; goes with Action.WITHDRAW.
     Raises:
         InputError: no row of it is a key (the rejected rows are written all the same), a field is wrong, or what is withdrawn cannot be.
     """
-    reference = " ".join(reference.split())
+    reference = " ".join("".join(each if each.isprintable() else " " for each in reference).split())
     if withdraws is not None:
         _check_can_be_withdrawn(lake, withdraws)
     keys = tuple(ordered(parsed.keys))
