@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import getpass
 import hashlib
+import importlib
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -155,7 +156,6 @@ def withdraw(
 def query(file: File, lake: LakeUri = "", as_json: Json = False) -> None:
     """What the parts hold of the keys in FILE. Nothing is handed in, and nothing is written."""
     from smalti.objects import list_names
-    from smalti.optouts.match import match_parts
     from smalti.optouts.request import Action, Request, ordered
     from smalti.shards.part import committed_parts
 
@@ -172,6 +172,7 @@ def query(file: File, lake: LakeUri = "", as_json: Json = False) -> None:
         submitted=datetime.now(UTC),
         keys=tuple(ordered(parsed.keys)),
     )
+    match_parts = importlib.import_module("smalti.optouts.match").match_parts
     sources = list_names(place.parts_root())
     parts = [part for source in sources for part in committed_parts(place, source, hidden=True)]
     matched = match_parts(place, parts, [request])

@@ -415,7 +415,7 @@ def test_no_reason_repeats_the_key_and_no_value_a_password() -> None:
 
 
 def test_many_keys_take_seconds_and_many_broken_rows_no_longer() -> None:
-    """No step is quadratic: a hundred thousand keys take five times as long (docs/performance.md)."""
+    """No step is quadratic; benchmarks/optout_keys.py has the figures."""
     good = [("url", f"https://img{n % 97}.example.org/photos/{n}.jpg?size=large") for n in range(20_000)]
     started = time.process_time()
     assert len(parse(csv_of(("kind", "value"), *good), "x.csv").keys) == 20_000

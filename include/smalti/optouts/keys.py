@@ -115,10 +115,13 @@ def normalise(kind: KeyKind, value: str) -> str:
 _UNFIT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 """Control characters, and halves of characters, which UTF-8 cannot spell."""
 
+_SOURCE, _SHA256 = re.compile(NAME), re.compile("[0-9a-f]{64}")
+_HOST = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?")
+
 
 def _id(value: str) -> str:
     source, slash, key = value.partition("/")
-    if not (slash and key and re.fullmatch(NAME, source)):
+    if not (slash and key and _SOURCE.fullmatch(source)):
         raise ValueError("no sample id: write <source>/<key>")
     return value
 
@@ -150,7 +153,7 @@ def _owner(value: str) -> str:
 
 def _sha256(value: str) -> str:
     value = value.lower()
-    if not re.fullmatch("[0-9a-f]{64}", value):
+    if not _SHA256.fullmatch(value):
         raise ValueError("no sha256: write its 64 hexadecimal digits")
     return value
 
@@ -170,7 +173,7 @@ def _host(value: str) -> str:
     except UnicodeError:
         raise ValueError("no host name: write example.org") from None
     found = found.removesuffix(".")
-    if len(found) > 253 or not re.fullmatch(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?", found) or ".." in found:
+    if len(found) > 253 or not _HOST.fullmatch(found) or ".." in found:
         raise ValueError("no host name: write example.org")
     return found
 

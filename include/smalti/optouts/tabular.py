@@ -109,6 +109,9 @@ class _Object(list[tuple[str, Any]]):
     """A JSON object as it stands there: a name that is in it twice would hide a key."""
 
 
+_JSON = json.JSONDecoder(object_pairs_hook=_Object)
+
+
 def parse_jsonl(data: bytes, where: str) -> Parsed:
     """An object a line: {"kind": ..., "value": ...}, or kinds: {"url": ..., "owner": ...}. null is no key; a whole number is its digits.
 
@@ -120,7 +123,7 @@ def parse_jsonl(data: bytes, where: str) -> Parsed:
         if not line.strip():
             continue
         try:
-            said = json.loads(line, object_pairs_hook=_Object)
+            said = _JSON.decode(line)
         except (ValueError, RecursionError):
             said = None
         columns = _columns(tuple(name for name, _ in said)) if isinstance(said, _Object) else None
