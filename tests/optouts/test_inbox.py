@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,8 @@ def test_killed_at_any_write_the_next_call_ends_in_the_same(
             assert path is not None
             os.utime(path, ns=(10**18, 10**18))  # the generation is part of a request's name
 
+    noon = datetime(2026, 11, 30, 12, tzinfo=UTC)
+    monkeypatch.setattr("smalti.optouts.inbox._dropped", lambda info: noon)
     fill(lake)
     take(lake)
     expected = snapshot(lake.root)
@@ -254,6 +257,16 @@ def test_a_file_that_is_overwritten_before_it_is_removed_is_taken_as_well(
     [second] = take(any_lake)
     assert not second.stays
     assert sorted(read_request(any_lake, each.id).keys[0].value for each in (first, second)) == ["Jane", "Joe"]
+
+
+def test_a_request_is_as_old_as_the_drop_and_not_as_the_file(any_lake: Lake) -> None:
+    before = datetime.now(UTC)
+    path = objects.local_path(drop(any_lake, "exclude/T-1/keys.txt", b"owner Jane"))
+    if path is not None:
+        os.utime(path, (10**9, 10**9))  # as `cp -p` does
+    [found] = take(any_lake)
+    assert found.request is not None
+    assert abs(found.request.submitted - before) < timedelta(seconds=30), "the store's clock may differ"
 
 
 def test_a_file_that_still_grows_is_left_for_the_next_time(lake: Lake) -> None:

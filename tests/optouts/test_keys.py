@@ -88,7 +88,7 @@ def test_how_a_url_is_spelled(written: str, spelled: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["a.org/x", "//a.org/x", "https:///x", "https://a.org:x/", "https://a.org:99999/", "https://a b/", "https://%61.org/",
-     "https://[::1/", "https://[a.org]/", "file:///etc/passwd", "data:image/png;base64,AAAA", "https://.a.org/", "https://*/x"],
+     "https://[::1/", "https://[fe80::1%eth0]/", "https://[a.org]/", "file:///etc/passwd", "data:image/png;base64,AAAA", "https://.a.org/", "https://*/x"],
 )  # fmt: skip
 def test_what_is_no_url(text: str) -> None:
     with pytest.raises(ValueError, match=r"^no (URL|host name): write"):
@@ -100,6 +100,7 @@ def test_what_is_no_url(text: str) -> None:
     [
         ("DOMAIN", "*.Example.ORG.", "example.org"),
         ("domain", "BÜCHER.de", "xn--bcher-kva.de"),
+        ("domain", "2001:DB8:0::1", "2001:db8::1"),
         (" owner ", "  Jane O'Neil; DROP TABLE x  ", "Jane O'Neil; DROP TABLE x"),
         ("id", "cats/../../etc/passwd", "cats/../../etc/passwd"),
         ("id", "cats/https://a.org/%_*?#", "cats/https://a.org/%_*?#"),
@@ -121,6 +122,7 @@ def test_how_other_keys_are_spelled(kind: str, written: str, spelled: str) -> No
         ("domain", "https://a.org", "no host name"),
         ("domain", "a.org/me", "no host name"),
         ("domain", "*.", "no host name"),
+        ("domain", "a.org:80", "no host name"),
         ("sha256", "g" * 64, "no sha256"),
         ("owner", " ", "1 to 4096 characters"),
         ("owner", "x" * 4097, "1 to 4096 characters, this one has 4097"),

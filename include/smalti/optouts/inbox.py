@@ -13,6 +13,7 @@ should write elsewhere and move it here. What starts with a dot is passed over: 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
@@ -134,7 +135,7 @@ def _request_of(lake: Lake, info: ObjectInfo, data: bytes, submission: str) -> T
             reference=reference,
             parsed=parsed,
             submission=submission,
-            submitted=datetime.fromtimestamp(info.written, UTC),
+            submitted=_dropped(info),
             submitted_by="inbox",
         )
     except InputError as error:
@@ -144,6 +145,14 @@ def _request_of(lake: Lake, info: ObjectInfo, data: bytes, submission: str) -> T
         objects.create_bytes(rejected, data)
         return Taken(identity, None, str(error))
     return Taken(request.id, request, notes=parsed.notes)
+
+
+def _dropped(info: ObjectInfo) -> datetime:
+    """When it came into the inbox. A file that was moved or copied with its time is older itself; what has changed its entry last is the drop."""
+    seconds, path = info.written, objects.local_path(info.uri)
+    with contextlib.suppress(OSError):  # taken by somebody else meanwhile
+        seconds = max(seconds, path.stat().st_ctime) if path else seconds
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _asked(name: str, where: str) -> tuple[Action, str]:

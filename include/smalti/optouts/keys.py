@@ -144,7 +144,17 @@ def _url(value: str) -> str:
 
 
 def _url_host(spelled: str, host: str) -> str:
-    return f"[{ipaddress.IPv6Address(host).compressed}]" if spelled.startswith("[") else _host(host)
+    return f"[{_address(host)}]" if spelled.startswith("[") else _host(host)
+
+
+def _address(value: str) -> str:
+    try:
+        found = ipaddress.IPv6Address(value)
+    except ValueError:
+        raise ValueError("no host name: write example.org") from None
+    if found.scope_id is not None:
+        raise ValueError("no host name: write example.org")
+    return found.compressed
 
 
 def _owner(value: str) -> str:
@@ -159,6 +169,8 @@ def _sha256(value: str) -> str:
 
 
 def _domain(value: str) -> str:
+    if ":" in value:  # an address is no domain, but it is the host of a URL, which is compared as one
+        return _address(value)
     found = _host(value.removeprefix("*."))
     if "." not in found:
         raise ValueError("no domain: write example.org")
