@@ -233,16 +233,23 @@ def test_an_object_is_deleted_only_as_the_generation_that_was_read(any_lake: Lak
     assert [each.uri for each in objects.list_objects(any_lake.root)] == []
 
 
-def test_of_a_swap_and_a_delete_of_one_generation_one_wins(any_lake: Lake) -> None:
-    for turn in range(5):
-        uri = join_uri(any_lake.root, f"contested{turn}")
-        objects.swap_bytes(uri, b"old", None)
-        _, old = objects.read_versioned(uri) or (b"", "")
-        with ThreadPoolExecutor(2) as pool:
-            swapped = pool.submit(objects.swap_bytes, uri, b"new", old)
-            deleted = pool.submit(objects.delete_object, uri, old)
-        assert swapped.result() != deleted.result()
-        assert objects.exists(uri) == swapped.result()
+def test_a_delete_waits_for_a_swap_and_then_sees_what_it_did(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system, where a look and a removal are two steps."""
+    uri = join_uri(lake.root, "contested")
+    objects.swap_bytes(uri, b"old", None)
+    _, old = objects.read_versioned(uri) or (b"", "")
+    real, deleted = os.replace, []
+    with ThreadPoolExecutor(1) as pool:
+
+        def replace_late(source: str, target: str) -> None:
+            deleted.append(pool.submit(objects.delete_object, uri, old))
+            time.sleep(0.3)
+            real(source, target)
+
+        monkeypatch.setattr(os, "replace", replace_late)
+        assert objects.swap_bytes(uri, b"new", old)
+        assert not deleted[0].result()
+    assert objects.read_bytes(uri) == b"new"
 
 
 def test_a_file_whose_name_is_not_utf8_is_listed_read_and_deleted(tmp_path: Path) -> None:

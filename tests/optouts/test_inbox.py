@@ -259,6 +259,16 @@ def test_a_file_that_is_overwritten_before_it_is_removed_is_taken_as_well(
     assert sorted(read_request(any_lake, each.id).keys[0].value for each in (first, second)) == ["Jane", "Joe"]
 
 
+def test_the_same_keys_dropped_again_are_asked_for_again(any_lake: Lake) -> None:
+    """They may have been withdrawn in between."""
+    found = []
+    for _ in range(2):
+        drop(any_lake, "exclude/T-1/keys.txt", b"owner Jane")
+        found += take(any_lake)
+        time.sleep(0.02)
+    assert len({each.id for each in found}) == len(request_ids(any_lake)) == 2
+
+
 def test_a_request_is_as_old_as_the_drop_and_not_as_the_file(any_lake: Lake) -> None:
     before = datetime.now(UTC)
     path = objects.local_path(drop(any_lake, "exclude/T-1/keys.txt", b"owner Jane"))
