@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -213,3 +214,49 @@ def test_missing_google_credentials_are_one_line_that_says_what_to_set(monkeypat
     ):
         objects.read_bytes("gs://bucket/x")
     objects.forget_clients()
+
+
+def test_an_object_is_deleted_only_as_the_generation_that_was_read(any_lake: Lake) -> None:
+    uri = join_uri(any_lake.root, "a", "b")
+    assert not objects.delete_object(uri, "1"), "there is nothing"
+    objects.swap_bytes(uri, b"1", None)
+    _, old = objects.read_versioned(uri) or (b"", "")
+    objects.swap_bytes(uri, b"2", old)
+    assert not objects.delete_object(uri, old)
+    assert objects.read_bytes(uri) == b"2"
+    _, new = objects.read_versioned(uri) or (b"", "")
+    assert not objects.delete_object(join_uri(any_lake.root, "a"), new), "a directory is no object"
+    assert not objects.delete_object(join_uri(uri, "below"), new)
+    assert objects.delete_object(uri, new)
+    assert objects.stat(uri) is None
+    assert not objects.delete_object(uri, new), "a second time there is nothing"
+    assert [each.uri for each in objects.list_objects(any_lake.root)] == []
+
+
+def test_a_delete_waits_for_a_swap_and_then_sees_what_it_did(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system, where a look and a removal are two steps."""
+    uri = join_uri(lake.root, "contested")
+    objects.swap_bytes(uri, b"old", None)
+    _, old = objects.read_versioned(uri) or (b"", "")
+    real, deleted = os.replace, []
+    with ThreadPoolExecutor(1) as pool:
+
+        def replace_late(source: str, target: str) -> None:
+            deleted.append(pool.submit(objects.delete_object, uri, old))
+            time.sleep(0.3)
+            real(source, target)
+
+        monkeypatch.setattr(os, "replace", replace_late)
+        assert objects.swap_bytes(uri, b"new", old)
+        assert not deleted[0].result()
+    assert objects.read_bytes(uri) == b"new"
+
+
+def test_a_file_whose_name_is_not_utf8_is_listed_read_and_deleted(tmp_path: Path) -> None:
+    with open(os.fsencode(tmp_path) + b"/\xff%\xfe", "wb") as file:
+        file.write(b"x")
+    [found] = objects.list_objects(objects.file_uri(tmp_path))
+    assert found.uri.endswith("/%FF%25%FE")
+    assert objects.normalise_uri(found.uri) == found.uri
+    assert objects.read_bytes(found.uri) == b"x"
+    assert objects.delete_object(found.uri)

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from smalti.accounting import Report
+from smalti.cli_io import Json, LakeUri, lake_at, print_data, print_fields
+from smalti.cli_optout import optout
 from smalti.errors import InputError, MissingObject, SmaltiError
 from smalti.jobs.leaving import leave
 from smalti.lake import Lake
@@ -33,9 +35,8 @@ lakes = typer.Typer(no_args_is_help=True, help="The lake itself.")
 app.add_typer(source, name="source")
 app.add_typer(release, name="release")
 app.add_typer(lakes, name="lake")
+app.add_typer(optout, name="optout")
 
-LakeUri = Annotated[str, typer.Option("--lake", envvar="SMALTI_LAKE", help="file:// or gs:// URI of the lake")]
-Json = Annotated[bool, typer.Option("--json", help="print what a program reads")]
 Captioner = Annotated[str, typer.Option(help="another profile than the source file names")]
 GpuHours = Annotated[float | None, typer.Option(help="GPU hours that captioning the batch may cost, over all runs")]
 Apply = Annotated[bool, typer.Option("--apply", help="do it; without it, it is only said")]
@@ -78,7 +79,7 @@ def source_run(
     )
     settings = settings.model_copy(update={"max_gpu_hours": max_gpu_hours})
     work = [(stage.name, each) for stage in chosen for each in _runs_of(stage.name, settings)]
-    _show([_run(stage, _lake(lake), each) for stage, each in work], as_json)
+    _show([_run(stage, lake_at(lake), each) for stage, each in work], as_json)
 
 
 @source.command("pilot")
@@ -98,7 +99,7 @@ def source_pilot(
     settings = settings_of(name, batch, captioner=captioner).model_copy(
         update={"pilot": rows, "max_gpu_hours": max_gpu_hours}
     )
-    _show([_run("pilot", _lake(lake), settings)], as_json)
+    _show([_run("pilot", lake_at(lake), settings)], as_json)
 
 
 @source.command("report")
@@ -107,7 +108,7 @@ def source_report(name: str, lake: LakeUri = "", as_json: Json = False) -> None:
     from smalti.config import load_source
     from smalti.table.index import describe
 
-    _print(describe(_lake(lake), load_source(name)), as_json)
+    print_data(describe(lake_at(lake), load_source(name)), as_json)
 
 
 @release.command("build")
@@ -135,7 +136,7 @@ def release_build(
         raise InputError("an ablation names its reasons", "--base, --without", "Give --without text, for instance")
     if name and not re.fullmatch(RUN_NAME, name):
         raise InputError(f"{name!r} cannot be a build's name", "--name", "Use at most 100 letters, digits, _ . -")
-    place = _lake(lake)
+    place = lake_at(lake)
     settings = release_run(dataset, version, build=name or None, without=reasons, base=_uri(base) if base else None)
     curated: Any = _run("curate", place, settings)
     assembled = _run("assemble", place, settings.model_copy(update={"curation": curated.curation}))
@@ -154,7 +155,7 @@ def release_rollback(dataset: str, version: str, lake: LakeUri = "", as_json: Js
     """Let LATEST of DATASET point to an earlier VERSION again."""
     from smalti.release.publish import rollback
 
-    _show([rollback(_lake(lake), dataset, version)], as_json)
+    _show([rollback(lake_at(lake), dataset, version)], as_json)
 
 
 @release.command("diff")
@@ -162,7 +163,7 @@ def release_diff(before: str, after: str, as_json: Json = False) -> None:
     """What the release at AFTER serves that the one at BEFORE does not, what it no longer serves, and why."""
     from smalti.release.diff import diff
 
-    _print(diff(_uri(before), _uri(after)).model_dump(mode="json"), as_json)
+    print_data(diff(_uri(before), _uri(after)).model_dump(mode="json"), as_json)
 
 
 @release.command("summary")
@@ -170,7 +171,7 @@ def release_summary(manifest: str, as_json: Json = False) -> None:
     """What the release at MANIFEST keeps, and what it leaves out and why."""
     from smalti.release.summary import summary
 
-    _print(summary(_uri(manifest)).model_dump(mode="json"), as_json)
+    print_data(summary(_uri(manifest)).model_dump(mode="json"), as_json)
 
 
 @app.command()
@@ -221,7 +222,7 @@ def trace_sample(sample_id: str, lake: LakeUri = "", as_json: Json = False) -> N
     """The whole story of SAMPLE_ID: deliveries, words, copies, shards, and what every release does with it."""
     from smalti.trace import trace
 
-    _print(trace(_lake(lake), sample_id).model_dump(mode="json"), as_json)
+    print_data(trace(lake_at(lake), sample_id).model_dump(mode="json"), as_json)
 
 
 @app.command()
@@ -235,7 +236,7 @@ def rewrite(
 ) -> None:
     """Say what every live release leaves out of PART, or with --apply write it anew without, if that is more than the limit."""
     settings = {"parts": (part,), "skip_limit": limit, "keep_versions": keep_versions, "apply": apply}
-    _show([_maintain("rewrite", _lake(lake), settings)], as_json)
+    _show([_maintain("rewrite", lake_at(lake), settings)], as_json)
 
 
 @app.command()
@@ -246,7 +247,7 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Say which small parts would be merged, or with --apply merge them."""
-    _show([_maintain("merge", _lake(lake), {"small_part_bytes": small, "apply": apply})], as_json)
+    _show([_maintain("merge", lake_at(lake), {"small_part_bytes": small, "apply": apply})], as_json)
 
 
 @app.command()
@@ -261,7 +262,7 @@ def gc(
 ) -> None:
     """Say what is garbage and why, or with --apply mark it; what was marked a grace ago, and still is garbage, is deleted."""
     settings = {"apply": apply, "grace_days": grace, "keep_versions": keep_versions}
-    _show([_maintain("gc", _lake(lake), settings)], as_json)
+    _show([_maintain("gc", lake_at(lake), settings)], as_json)
 
 
 @app.command()
@@ -291,7 +292,7 @@ def engines(as_json: Json = False) -> None:
         return
     for each in found:
         print(f"{each.pop('name')} ({each.pop('kind')} {each.pop('role')})")
-        _print_fields({name: value for name, value in each.items() if value is not None}, "  ")
+        print_fields({name: value for name, value in each.items() if value is not None}, "  ")
 
 
 @lakes.command("init")
@@ -299,12 +300,12 @@ def lake_init(lake: LakeUri = "", as_json: Json = False) -> None:
     """Find out whether the lake can be written, create-only, before a run depends on it."""
     from smalti.objects import create_bytes, read_bytes
 
-    place = _lake(lake)
+    place = lake_at(lake)
     marker = place.marker()
     create_bytes(marker, b"smalti lake 1\n")
     if read_bytes(marker) != b"smalti lake 1\n":
         raise InputError("another kind of lake is there", marker, "Name an empty place, or the root of a smalti lake")
-    _print({"lake": place.root, "writable": True}, as_json)
+    print_data({"lake": place.root, "writable": True}, as_json)
 
 
 @lakes.command("ls")
@@ -312,7 +313,7 @@ def lake_ls(lake: LakeUri = "", as_json: Json = False) -> None:
     """What the lake holds: sources with batches and parts, datasets with versions."""
     from smalti.contents import contents
 
-    _print(contents(_lake(lake)), as_json)
+    print_data(contents(lake_at(lake)), as_json)
 
 
 def main() -> None:
@@ -340,10 +341,6 @@ def run() -> int:
 def _check_budget(max_gpu_hours: float | None) -> None:
     if max_gpu_hours is not None and not max_gpu_hours > 0:
         raise InputError(f"{max_gpu_hours:g} GPU hours are no budget", "--max-gpu-hours", "Give a number above 0")
-
-
-def _lake(uri: str) -> Lake:
-    return Lake.at(uri) if uri else Lake.from_environment()
 
 
 def _uri(text: str) -> str:
@@ -404,31 +401,7 @@ def _show(reports: list[Any], as_json: bool) -> None:
         return
     for report in data:
         print(report.pop("stage"))
-        _print_fields(report, "  ")
-
-
-def _print(data: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(data))
-    else:
-        _print_fields(data, "")
-
-
-def _print_fields(data: dict[str, Any], indent: str) -> None:
-    for name, value in data.items():
-        if value in (None, [], {}, 0.0) and name in ("seconds", "warnings", "dropped", "extra_captions"):
-            continue
-        if name == "shown":
-            print("".join(f"{indent}{line}\n" for line in value), end="")
-        elif isinstance(value, dict):
-            print(f"{indent}{name.replace('_', ' ')}:")
-            _print_fields(value, indent + "  ")
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            print(f"{indent}{name.replace('_', ' ')}:")
-            for each in value:
-                print(indent + "  " + "  ".join(f"{k}={v}" for k, v in each.items() if v is not None))
-        else:
-            print(f"{indent}{name.replace('_', ' ')}: {value}")
+        print_fields(report, "  ")
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ class Lake:
     # Opt-outs
 
     def optout_inbox(self) -> str:
-        """Where people drop files with keys; what is in the ledger is removed from here."""
+        """Where people drop files with keys, below <action>/<reference>; what is in the ledger is removed from here."""
         return self._uri("optouts", "inbox")
 
     def optout_requests(self) -> str:
@@ -243,6 +243,10 @@ class Lake:
     def optout_rejected(self, request: str) -> str:
         """Rows of a request's file that are no keys, with their numbers and what is wrong with them."""
         return self._uri("optouts", "rejected", f"{request}.jsonl")
+
+    def optout_rejected_file(self, request: str, suffix: str) -> str:
+        """A file of the inbox of which nothing became a request; what is wrong with it stands in `optout_rejected`."""
+        return self._uri("optouts", "rejected", "files", f"{request}{suffix}")
 
     # Collections of garbage
 

@@ -2,7 +2,7 @@
 
 Writes are create-only and whole: an object appears with all its bytes or not at all, and is never overwritten. The one
 exception is `swap_bytes`, which replaces an object only if it is still the generation that was read (releases/<dataset>/LATEST).
-Only the collection of garbage deletes (smalti.maintenance).
+Only the collection of garbage deletes (smalti.maintenance), and whoever has taken a file out of the opt-outs' inbox.
 On a file system a write goes to an attempt name in the same directory and is linked into place, which fails if the name is
 taken; on GCS it is one request with ``ifGenerationMatch=0``. What a killed writer leaves is an attempt nobody lists.
 """
@@ -99,9 +99,14 @@ def list_attempts(prefix: str) -> Iterator[ObjectInfo]:
     return _store(prefix).attempts(prefix)
 
 
-def delete_object(uri: str) -> bool:
-    """Remove an object, for ever. Returns whether it was there; of a directory nothing is removed."""
-    return _store(uri).delete(uri)
+def delete_object(uri: str, generation: str | None = None) -> bool:
+    """Remove an object, for ever. Returns whether it was there; of a directory nothing is removed.
+
+    Args:
+        generation: only if it still is this one. On a file system another program that writes in the instant between look and removal
+            is not seen; smalti's own swaps are.
+    """
+    return _store(uri).delete(uri, generation)
 
 
 def list_names(prefix: str) -> list[str]:

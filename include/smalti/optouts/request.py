@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import AwareDatetime, Field, model_validator
+from pydantic import AwareDatetime, ConfigDict, Field, model_validator
 
 from smalti import objects
 from smalti.errors import InputError, MissingObject
@@ -39,6 +39,8 @@ class Request(Model):
 
     `id` says nothing of what is asked: it may stand in logs.
     """
+
+    model_config = ConfigDict(hide_input_in_errors=True)  # keys stand in no traceback
 
     version: Literal[1] = 1
     id: str = Field(pattern="^[0-9a-f]{16}$")

@@ -49,8 +49,7 @@ class Files:
 
     def swap(self, uri: str, data: bytes, expected: str | None) -> bool:
         path = _path(uri)
-        with lake_errors(uri), _attempt(path, data) as attempt, (path.parent / ".swap-lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with lake_errors(uri), _attempt(path, data) as attempt, _locked(path.parent):
             now = self.read_versioned(uri)
             if (now[1] if now else None) != expected:
                 return False
@@ -102,10 +101,12 @@ class Files:
             if info is not None:
                 yield info
 
-    def delete(self, uri: str) -> bool:
+    def delete(self, uri: str, generation: str | None = None) -> bool:
         path = _path(uri)
-        with lake_errors(uri):
+        with lake_errors(uri), contextlib.nullcontext() if generation is None else _locked(path.parent):
             try:
+                if generation is not None and str(path.stat().st_mtime_ns) != generation:
+                    return False
                 path.unlink()
             except (FileNotFoundError, NotADirectoryError):
                 return False
@@ -165,6 +166,19 @@ def _attempt(path: Path, data: bytes) -> Iterator[Path]:
         yield Path(name)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """No other swap in this directory meanwhile. Nothing is locked where there is no directory."""
+    try:
+        lock = (folder / ".swap-lock").open("w")
+    except _NOTHING:
+        yield
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _sync_directory(folder: Path) -> None:

@@ -102,11 +102,13 @@ class Gcs:
     def attempts(self, prefix: str) -> Iterator[ObjectInfo]:
         return iter(())
 
-    def delete(self, uri: str) -> bool:
+    def delete(self, uri: str, generation: str | None = None) -> bool:
+        from google.api_core.exceptions import NotFound, PreconditionFailed
+
         with lake_errors(uri):
             try:
-                self._blob(uri).delete()
-            except _not_found():
+                self._blob(uri).delete(if_generation_match=None if generation is None else int(generation))
+            except (NotFound, PreconditionFailed):
                 return False  # also when a request that was sent again meets what its first try did
         return True
 
@@ -139,9 +141,3 @@ class Gcs:
 def _blob_info(bucket: str, blob: Any) -> ObjectInfo:
     written = blob.updated.timestamp() if blob.updated else 0.0
     return ObjectInfo(f"gs://{bucket}/{blob.name}", str(blob.generation), blob.size, blob.crc32c or "", written)
-
-
-def _not_found() -> type[Exception]:
-    from google.api_core.exceptions import NotFound
-
-    return cast(type[Exception], NotFound)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 from smalti.errors import InputError
 
@@ -44,10 +44,10 @@ def normalise_uri(uri: str) -> str:
         InputError: another scheme, or a bucket without a name.
     """
     if "://" not in uri:
-        return "file://" + quote(os.path.abspath(uri))
+        return _spelled(uri)
     scheme, netloc = urlsplit(uri)[:2]
     if scheme == "file" and netloc in ("", "localhost"):
-        return "file://" + quote(os.path.abspath(unquote(uri.split("://", 1)[1].removeprefix("localhost"))))
+        return _spelled(_unquote(uri.split("://", 1)[1].removeprefix("localhost")))
     if scheme == "gs" and netloc:
         return uri.rstrip("/")
     raise InputError("this is not a URI that smalti can read", uri, "Use file:///directory or gs://bucket/prefix")
@@ -55,9 +55,18 @@ def normalise_uri(uri: str) -> str:
 
 def local_path(uri: str) -> Path | None:
     """The path of a file:// URI; None for gs://."""
-    return Path(unquote(uri[len("file://") :])) if uri.startswith("file://") else None
+    return Path(_unquote(uri[len("file://") :])) if uri.startswith("file://") else None
 
 
 def file_uri(path: Path | str) -> str:
     """The file:// URI of a path."""
-    return normalise_uri(str(path)) if "://" in str(path) else "file://" + quote(os.path.abspath(path))
+    return normalise_uri(str(path)) if "://" in str(path) else _spelled(str(path))
+
+
+def _spelled(path: str) -> str:
+    """Byte for byte: a file's name need not be UTF-8."""
+    return "file://" + quote(os.fsencode(os.path.abspath(path)))
+
+
+def _unquote(text: str) -> str:
+    return os.fsdecode(unquote_to_bytes(text))

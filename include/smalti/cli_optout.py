@@ -1,0 +1,263 @@
+"""`smalti optout`: hand in what people ask for, see how far it is, take it back, and look what is held.
+
+What is printed goes to the person who typed it: rejected rows by number and reason, and keys only back to whoever named them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import hashlib
+import importlib
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from smalti.cli_io import Json, LakeUri, lake_at, print_data
+from smalti.errors import InputError
+from smalti.lake import Lake
+
+if TYPE_CHECKING:
+    from smalti.optouts.request import Request
+    from smalti.optouts.rows import Parsed
+    from smalti.optouts.status import Standing
+
+optout = typer.Typer(no_args_is_help=True, help="Opt-outs: requests of people who withdraw their pictures.")
+
+_LISTED = 20
+_PLACES_LISTED = 100
+
+File = Annotated[
+    str,
+    typer.Argument(
+        help="path or URI of a .csv, .jsonl, .parquet or .txt with keys, or of a picture; -: a key a line is read from standard input"
+    ),
+]
+Reference = Annotated[str, typer.Option(help="by which whoever asks knows the request; required")]
+Reason = Annotated[str, typer.Option(help="why, for the ledger")]
+
+
+@optout.command("submit")
+def submit_keys(
+    file: File,
+    action: Annotated[
+        str,
+        typer.Option(
+            help="exclude: never serve it again; erase: and remove the bytes; query: say what is held; required"
+        ),
+    ] = "",
+    reference: Reference = "",
+    reason: Reason = "",
+    confirm_above: Annotated[
+        int | None, typer.Option(min=0, help="matched samples above which a person confirms; default: 1000")
+    ] = None,
+    lake: LakeUri = "",
+    as_json: Json = False,
+) -> None:
+    """Hand in the keys in FILE as a request. The rows that are no keys are named, the others apply.
+
+    The same file, action and reference are the same request, however often they are handed in.
+    """
+    from smalti.optouts.request import CONFIRM_ABOVE, Action
+    from smalti.optouts.status import State
+    from smalti.optouts.submit import hand_in
+
+    asked = [Action.EXCLUDE, Action.ERASE, Action.QUERY]
+    if action not in asked:
+        raise InputError(
+            f"{action!r} is no action" if action else "it is not given", "--action", f"Use one of: {', '.join(asked)}"
+        )
+    _check_reference(reference)
+    place, now = lake_at(lake), datetime.now(UTC)
+    data, parsed = _read(file)
+    request = hand_in(
+        place,
+        action=Action(action),
+        reference=reference,
+        reason=reason,
+        parsed=parsed,
+        submission=f"cli {hashlib.sha256(data).hexdigest()}",
+        submitted=now,
+        submitted_by=_user(),
+        confirm_above=CONFIRM_ABOVE if confirm_above is None else confirm_above,
+    )
+    standing = _standing(place, request.id)
+    if standing.state == State.WITHDRAWN:
+        raise InputError(
+            f"these keys were handed in under this reference before, and {standing.shown}",
+            f"request {request.id}",
+            "Give another --reference to ask anew",
+        )
+    said = _told(standing) | {"known": request.submitted != now}
+    print_data(said | _rejected_of(place, request, parsed), as_json)
+
+
+@optout.command("status")
+def status(
+    request: Annotated[str, typer.Argument(help="default: all, in the order in which they were handed in")] = "",
+    lake: LakeUri = "",
+    as_json: Json = False,
+) -> None:
+    """How far REQUEST is, or each of all of them."""
+    from smalti.objects import exists, list_names
+    from smalti.optouts.status import standings
+
+    place = lake_at(lake)
+    if request:
+        said = _told(_standing(place, request))
+        for name, uri in [
+            ("preview", place.optout_preview_page(request)),
+            ("rejected_rows", place.optout_rejected(request)),
+        ]:
+            if exists(uri):
+                said[name] = uri
+        said["receipts"] = list_names(place.optout_receipts(request))
+        print_data(said, as_json)
+        return
+    found = [_told(each) for each in standings(place)]
+    if as_json:
+        print_data({"requests": found}, as_json)
+    else:
+        _print_table(["request", "state", "action", "reference", "keys", "rejected", "submitted"], found)
+
+
+@optout.command("withdraw")
+def withdraw(
+    request: Annotated[str, typer.Argument(help="id of a request that excludes or erases")],
+    reference: Reference = "",
+    reason: Reason = "",
+    lake: LakeUri = "",
+    as_json: Json = False,
+) -> None:
+    """Take REQUEST back: a request of its own. What `erase` removed stays removed."""
+    from smalti.optouts.request import Action
+    from smalti.optouts.submit import hand_in
+
+    _check_reference(reference)
+    place, now = lake_at(lake), datetime.now(UTC)
+    taken = hand_in(
+        place,
+        action=Action.WITHDRAW,
+        reference=reference,
+        reason=reason,
+        submission=f"cli withdraw {request}",
+        submitted=now,
+        submitted_by=_user(),
+        withdraws=request,
+    )
+    print_data(_told(_standing(place, taken.id)) | {"known": taken.submitted != now}, as_json)
+
+
+@optout.command("query")
+def query(file: File, lake: LakeUri = "", as_json: Json = False) -> None:
+    """What the parts hold of the keys in FILE. Nothing is handed in, and nothing is written."""
+    from smalti.objects import list_names
+    from smalti.optouts.request import Action, Request, ordered
+    from smalti.shards.part import committed_parts
+
+    place = lake_at(lake)
+    _, parsed = _read(file)
+    if not parsed.keys:
+        first = "".join(f"; row {each.row}: {each.reason}" for each in parsed.rejected[:1])
+        raise InputError(f"there is no key in it{first}", file, "Write one key a line, or a row")
+    request = Request(
+        id="0" * 16,
+        action=Action.QUERY,
+        reference="none",
+        submission="none",
+        submitted=datetime.now(UTC),
+        keys=tuple(ordered(parsed.keys)),
+    )
+    match_parts = importlib.import_module("smalti.optouts.match").match_parts
+    sources = list_names(place.parts_root())
+    parts = [part for source in sources for part in committed_parts(place, source, hidden=True)]
+    matched = match_parts(place, parts, [request])
+    rows, near = matched.rows.to_pylist(), matched.near.to_pylist()
+    unmatched = [request.keys[number] for number in matched.unmatched.get(request.id, ())]
+    said = {
+        "keys": len(request.keys),
+        "samples": len({row["id"] for row in rows}),
+        "places": len(rows),
+        "sources": {
+            source: len({row["id"] for row in rows if row["source"] == source})
+            for source in sorted({row["source"] for row in rows})
+        },
+        "held": [_place(row) for row in rows[:_PLACES_LISTED]],
+        "near": [_place(row) for row in near[:_PLACES_LISTED]],
+        "unmatched": len(unmatched),
+        "unmatched_keys": [{"kind": key.kind.value, "value": key.value} for key in unmatched[:_LISTED]],
+        "rejected": len(parsed.rejected),
+        "notes": list(parsed.notes),
+        "rejected_rows": _rows(parsed),
+    }
+    print_data(_filled(said), as_json)
+
+
+def _read(file: str) -> tuple[bytes, Parsed]:
+    """The bytes of what is handed in, and its keys."""
+    from smalti.objects import normalise_uri, read_bytes
+    from smalti.optouts.parse import parse
+
+    if file == "-":
+        data = sys.stdin.buffer.read()
+        return data, parse(data, "standard input.txt", "standard input")
+    uri = normalise_uri(file)
+    data = read_bytes(uri)
+    return data, parse(data, PurePosixPath(file).name, file)
+
+
+def _check_reference(reference: str) -> None:
+    if not reference.strip():
+        raise InputError(
+            "it is not given", "--reference", "Give the number or name by which whoever asks knows the request"
+        )
+
+
+def _user() -> str:
+    try:
+        return f"cli:{getpass.getuser()}"
+    except (KeyError, OSError):  # a container may run as a number without a name
+        return "cli:unknown"
+
+
+def _standing(lake: Lake, request: str) -> Standing:
+    from smalti.optouts.status import standings
+
+    return standings(lake, [request])[0]
+
+
+def _told(standing: Standing) -> dict[str, Any]:
+    said = dataclasses.asdict(standing)
+    said["request"] = said.pop("id")
+    said["submitted"] = standing.submitted.isoformat(timespec="seconds")
+    said["state"] = standing.shown
+    return {name: said[name] for name in ("request", *said) if said[name] is not None}
+
+
+def _rejected_of(lake: Lake, request: Request, parsed: Parsed) -> dict[str, Any]:
+    """What whoever handed it in should know of it."""
+    file = lake.optout_rejected(request.id) if len(parsed.rejected) > _LISTED else None
+    return _filled({"notes": list(parsed.notes), "rejected_rows": _rows(parsed), "all_rejected_rows": file})
+
+
+def _rows(parsed: Parsed) -> list[dict[str, Any]]:
+    return [{"row": each.row, "reason": each.reason} for each in parsed.rejected[:_LISTED]]
+
+
+def _place(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in ("id", "how", "part", "shard", "index")}
+
+
+def _filled(said: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in said.items() if value not in (None, [])}
+
+
+def _print_table(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+    lines = [list(columns), *([str(row.get(name, "")) for name in columns] for row in rows)]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(columns))]
+    for line in lines:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())

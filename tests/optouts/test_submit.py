@@ -1,0 +1,129 @@
+"""From parsed rows to a request in the ledger: once, with its rejected rows beside it."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from smalti import objects
+from smalti.errors import InputError
+from smalti.lake import Lake
+from smalti.optouts.parse import parse_text
+from smalti.optouts.request import Action, Request, read_request, request_ids
+from smalti.optouts.submit import hand_in
+from tests.conftest import snapshot
+
+NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
+
+
+def handed(lake: Lake, text: str = "owner Jane", **changes: Any) -> Request:
+    fields: dict[str, Any] = {
+        "action": Action.EXCLUDE,
+        "reference": "T-1",
+        "submission": "run 1",
+        "submitted": NOON,
+        "submitted_by": "cli:me",
+        "parsed": parse_text(text),
+    }
+    return hand_in(lake, **(fields | changes))
+
+
+def test_one_submission_is_one_request_however_often_it_is_handed_in(any_lake: Lake) -> None:
+    first = handed(any_lake, "owner Jane\nid cats/1")
+    before = snapshot(any_lake.root)
+    again = handed(
+        any_lake, "cats/1\nowner Jane\nowner Jane", submitted=NOON + timedelta(days=1), submitted_by="cli:you"
+    )
+    assert again == first
+    assert (again.submitted, again.submitted_by) == (NOON, "cli:me")
+    assert snapshot(any_lake.root) == before
+    assert read_request(any_lake, first.id) == first
+    assert [key.value for key in first.keys] == ["cats/1", "Jane"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"submission": "run 2"}, {"reference": "T-2"}, {"action": Action.ERASE}, {"text": "owner Joe"}]
+)
+def test_what_differs_is_another_request(lake: Lake, change: dict[str, Any]) -> None:
+    assert handed(lake).id != handed(lake, **change).id
+    assert len(request_ids(lake)) == 2
+
+
+def test_good_rows_apply_and_the_others_are_named_beside_the_request(any_lake: Lake) -> None:
+    found = handed(any_lake, "owner Jane\n\nnonsense\nsha256 xyz")
+    assert (len(found.keys), found.rejected) == (1, 2)
+    lines = [json.loads(line) for line in objects.read_bytes(any_lake.optout_rejected(found.id)).splitlines()]
+    assert [(line["row"], line["value"]) for line in lines] == [(3, "nonsense"), (4, "xyz")]
+    assert "64 hexadecimal digits" in lines[1]["reason"]
+
+
+def test_rejected_rows_are_there_before_the_request_is(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("smalti.optouts.submit.submit", killed)
+    with pytest.raises(KeyboardInterrupt):
+        handed(lake, "owner Jane\nnonsense")
+    assert request_ids(lake) == []
+    [rejected] = objects.list_objects(lake.root)
+    monkeypatch.undo()
+    found = handed(lake, "owner Jane\nnonsense")
+    assert lake.optout_rejected(found.id) == rejected.uri
+
+
+def test_without_any_key_there_is_no_request_but_its_rejected_rows(any_lake: Lake) -> None:
+    with pytest.raises(
+        InputError, match=r"none of its 2 rows is a key; row 1: what kind of key .* Mend the rows"
+    ) as caught:
+        handed(any_lake, "sesame\nsha256 sesame")
+    assert "sesame" not in str(caught.value)
+    assert request_ids(any_lake) == []
+    [rejected] = objects.list_objects(any_lake.root)
+    assert str(caught.value).startswith(rejected.uri)
+    assert objects.read_bytes(rejected.uri).count(b"sesame") == 2
+    with pytest.raises(InputError, match="there is no key in it"):
+        handed(any_lake, "\n \n")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"reference": " "}, "reference: String should have at least 1 character"),
+        ({"reference": "x" * 201}, "reference: String should have at most 200 characters"),
+        ({"reason": "x" * 2001}, "reason: String should have at most 2000 characters"),
+        ({"submitted": datetime(2026, 1, 1)}, "submitted: Input should have timezone info"),
+        ({"confirm_above": -1}, "confirm_above: Input should be greater than or equal to 0"),
+        ({"action": Action.WITHDRAW}, "`withdraws` goes with the action withdraw"),
+    ],
+)
+def test_a_field_that_is_wrong_is_one_line_without_the_keys(lake: Lake, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        handed(lake, "owner sesame", **change)
+    assert said in str(caught.value)
+    assert "sesame" not in str(caught.value)
+    assert list(objects.list_objects(lake.root)) == []
+
+
+def test_a_reference_is_one_line(lake: Lake) -> None:
+    assert handed(lake, reference=" T\n1\t2 ").reference == "T 1 2"
+
+
+def test_a_withdrawal_names_a_request_that_can_be_withdrawn(lake: Lake) -> None:
+    first = handed(lake)
+    empty = parse_text("")
+    taken = handed(lake, parsed=empty, action=Action.WITHDRAW, withdraws=first.id)
+    assert (taken.withdraws, taken.keys) == (first.id, ())
+    query = handed(lake, action=Action.QUERY)
+    for target, said in [
+        (taken.id, "of the kind withdraw cannot be withdrawn"),
+        (query.id, "of the kind query cannot be withdrawn"),
+        ("0" * 16, "there is no such request"),
+        ("../../etc", "no id of a request"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            handed(lake, parsed=empty, action=Action.WITHDRAW, withdraws=target)
+    with pytest.raises(InputError, match="a request has keys, or takes another one back"):
+        handed(lake, action=Action.WITHDRAW, withdraws=first.id)
