@@ -32,11 +32,13 @@ from smalti.optouts.request import Action, Request, read_answer, read_request, r
 KEY_COLUMNS = ("url", "url_host", "owner")
 """Columns of a source's table that keys are compared with, besides id and sha256."""
 
+_THUMBNAIL = THUMB * THUMB * 3
+
 PRINTS = pa.schema([
     ("id", pa.string()),
     ("sha256", pa.string()),
     ("phash", pa.uint64()),
-    ("colour", pa.binary()),
+    ("colour", pa.binary(_THUMBNAIL)),
     ("flat", pa.bool_()),
     ("width", pa.int32()),
     ("height", pa.int32()),
@@ -95,13 +97,14 @@ class Watch:
             if key.fingerprint is not None:
                 shown.append({**key.fingerprint.model_dump(), "colour": bytes.fromhex(key.fingerprint.colour)})
         prints = pa.concat_tables([_each_once(matched.filter(_is_told(matched))), pa.Table.from_pylist(shown, PRINTS)])
-        prints = prints.filter(_is_told(prints)).sort_by("phash")
-        width, height = (prints[name].to_numpy().astype(np.float64) for name in ("width", "height"))
+        prints = prints.filter(_is_told(prints))
+        order = np.argsort(prints["phash"].to_numpy(), kind="stable")
+        width, height = (prints[name].to_numpy()[order].astype(np.float64) for name in ("width", "height"))
         return cls(
             frozenset(kinds),
             np.unique(np.array(digests, "S16")),
-            prints["phash"].to_numpy(),
-            _thumbnails(prints["colour"]),
+            prints["phash"].to_numpy()[order],
+            _thumbnails(prints["colour"])[order],
             np.log(width / height),
         )
 
@@ -206,8 +209,13 @@ def _each_once(rows: pa.Table) -> pa.Table:
 
 
 def _thumbnails(colours: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
-    """uint8 (n, 192) of n binaries."""
-    return np.frombuffer(b"".join(colours.to_pylist()), np.uint8).reshape(-1, THUMB * THUMB * 3)
+    """uint8 (n, 192) of n values without nulls."""
+    found = [
+        np.frombuffer(chunk.buffers()[1], np.uint8).reshape(-1, _THUMBNAIL)[chunk.offset : chunk.offset + len(chunk)]
+        for chunk in colours.chunks
+        if len(chunk)
+    ]
+    return np.concatenate([np.empty((0, _THUMBNAIL), np.uint8), *found])
 
 
 def _digest(kind: KeyKind, value: str) -> bytes:
