@@ -9,6 +9,7 @@ import pytest
 from smalti import config
 from smalti.config import Dataset, Engine, Source, load_file
 from smalti.errors import InputError
+from smalti.reservations import Words
 from smalti.settings import source_run
 
 GOOD = """\
@@ -82,7 +83,7 @@ def test_columns_that_reserve_pictures_are_named_with_their_kind(tmp_path: Path)
     text = RESERVED + '    - {column: use, kind: artist, reserved: ["no"], free: ["yes", "ask me"]}\n'
     source = load_file(write(tmp_path, text), Source)
     assert [(each.column, each.kind) for each in source.columns.reservations] == [("robots", "noai"), ("use", "artist")]
-    assert source.columns.reservations[1].words == ({"no"}, {"yes", "ask me"})
+    assert source.columns.reservations[1].words == Words(frozenset({"no"}), frozenset({"yes", "ask me"}))
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,22 @@ def resolve(lake: Lake, name: str, *rows: dict[str, Any]) -> None:
     objects.create_bytes(lake.optout_matched("0" * 64), out.getvalue())
 
 
+def spy_on_objects(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Function and URI of each read of an object from here on."""
+    calls: list[tuple[str, str]] = []
+
+    def spied(name: str, real: Any) -> Any:
+        def call(uri: str) -> Any:
+            calls.append((name, uri))
+            return real(uri)
+
+        return call
+
+    for name in ("list_names", "read_bytes", "read_versioned", "open_binary", "stat"):
+        monkeypatch.setattr(objects, name, spied(name, getattr(objects, name)))
+    return calls
+
+
 def row_of(sample: str) -> pa.Table:
     return pa.Table.from_pylist([{**ROW, "id": sample}])
 
@@ -185,10 +201,7 @@ def row_of(sample: str) -> pa.Table:
 def test_a_lake_of_which_nobody_asked_anything_has_no_watch_and_costs_a_listing(
     any_lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = []
-    for name in ("list_names", "read_bytes", "read_versioned", "open_binary", "stat"):
-        real = getattr(objects, name)
-        monkeypatch.setattr(objects, name, lambda uri, real=real, name=name: calls.append((name, uri)) or real(uri))
+    calls = spy_on_objects(monkeypatch)
     assert load_watch(any_lake) is None
     assert calls == [("list_names", any_lake.optout_requests())]
 

@@ -10,7 +10,6 @@ import lance  # noqa: TID253
 import pytest
 from PIL import Image
 
-from smalti import objects
 from smalti.config import Columns
 from smalti.errors import InputError
 from smalti.images.decode import decode
@@ -18,16 +17,18 @@ from smalti.images.fingerprint import fingerprint as fingerprint_of
 from smalti.lake import Lake
 from smalti.optouts.keys import Key, KeyKind, Print, key_of
 from smalti.optouts.request import Action
+from smalti.release.summary import _without_bucket
 from smalti.settings import SourceRun
 from smalti.sources.inventory import stage
 from smalti.table import columns as columns_module
 from smalti.table import fingerprint as module
 from smalti.table import ingest as ingest_module
+from smalti.table.columns import Filled, Filling, backfill
 from smalti.table.fingerprint import FingerprintReport, fingerprint
 from smalti.table.index import describe
 from smalti.table.ingest import IngestReport, ingest
 from smalti.trace import trace
-from tests.optouts.test_watch import ask, resolve
+from tests.optouts.test_watch import ask, resolve, spy_on_objects
 from tests.sources.making import Made, as_parquet, rows_of
 from tests.support.pictures import picture, stored
 
@@ -134,18 +135,17 @@ def test_a_copy_of_a_sample_that_a_request_has_matched_is_dropped(lake: Lake, ru
 def test_without_requests_nothing_but_a_listing_is_read(
     lake: Lake, run: SourceRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inputs = []
-    real = columns_module.eligible_rows
-    monkeypatch.setattr(
-        columns_module, "eligible_rows", lambda table, batch, of: inputs.append(of.inputs) or real(table, batch, of)
-    )
-    read = []
-    for name in ("read_bytes", "read_versioned", "open_binary", "list_names"):
-        one = getattr(objects, name)
-        monkeypatch.setattr(objects, name, lambda uri, one=one: read.append(uri) or one(uri))
+    inputs: list[tuple[str, ...]] = []
+
+    def spy(lake: Lake, source: str, batch: str, filling: Filling) -> Filled:
+        inputs.append(filling.inputs)
+        return backfill(lake, source, batch, filling)
+
+    monkeypatch.setattr(module, "backfill", spy)
+    calls = spy_on_objects(monkeypatch)
     assert fingerprint(lake, run).dropped == {}
     assert inputs == [("width", "height", "reserved")]  # the last one is null: the table has no such column
-    assert [uri for uri in read if "/optouts/" in uri] == [lake.optout_requests()]
+    assert [call for call in calls if "/optouts/" in call[1]] == [("list_names", lake.optout_requests())]
     assert "reserved" not in lance.dataset(lake.table("made")).schema.names
 
 
@@ -202,6 +202,10 @@ def test_a_reserved_row_is_in_the_table_and_dropped_with_its_origin(
     }
     told = trace(lake, "made/p0.jpg").deliveries[0]
     assert told.fell_out == "fingerprint: optout (reserved: noai+tdm)"
+    assert [(each.id, each.reason, each.detail) for each in _without_bucket(lake, "made", "b1", 9)] == [
+        ("made/p0.jpg", "optout", "reserved: noai+tdm"),
+        ("made/p3.jpg", "optout", "reserved: noai?+tdm"),
+    ]
     held = describe(lake, made.source())
     assert (held["drops"], held["reserved"]) == ({"optout": 2}, {"noai+tdm": 1, "noai?+tdm": 1})
 
