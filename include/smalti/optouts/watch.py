@@ -2,7 +2,7 @@
 
 A `Watch` answers two questions of a row: does a key name it (before its picture is read), and does its picture look like one that was
 asked for, or like one that a request has matched before (after it is decoded). It is asked in many tasks at once, so it is a few arrays:
-16 bytes of a hash for each key, never the key, and 216 bytes for each picture.
+16 bytes of a hash for each key, never the key, and 208 bytes for each picture.
 """
 
 from __future__ import annotations
