@@ -16,7 +16,18 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from smalti import reasons
-from smalti.config import Band, Columns, Dataset, DatasetSource, Drops, Duplicates, Encoding, Source, Strict
+from smalti.config import (
+    Band,
+    Columns,
+    Dataset,
+    DatasetSource,
+    Drops,
+    Duplicates,
+    Encoding,
+    Reservation,
+    Source,
+    Strict,
+)
 from smalti.profiles import Checks, Engine, Key, Prompt, PromptText, Sampling
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -41,7 +52,7 @@ def pages() -> dict[str, str]:
 def config_page() -> str:
     text = f"{NOTE}\n# Configuration files\n\nA wrong file gives one line: file, line, field, what is wrong, what is allowed.\n"
     files: list[tuple[str, list[type[Strict]]]] = [
-        ("include/sources/NAME.yaml", [Source, Columns, Encoding]),
+        ("include/sources/NAME.yaml", [Source, Columns, Reservation, Encoding]),
         ("include/datasets/NAME.yaml", [Dataset, DatasetSource, Drops, Duplicates, Band]),
         ("include/engines/NAME.yaml", [Engine, Prompt, Sampling, Checks, Key]),
         ("include/engines/prompts/NAME.yaml", [PromptText]),
@@ -135,6 +146,7 @@ def _type(annotation: Any) -> str:
         ("smalti.release.manifest.", ""),
         ("smalti.release.skips.", ""),
         ("smalti.reasons.", ""),
+        ("smalti.reservations.", ""),
         ("NoneType", "None"),
         ("|", "or"),
     ):

@@ -9,6 +9,7 @@ import pytest
 from smalti import config
 from smalti.config import Dataset, Engine, Source, load_file
 from smalti.errors import InputError
+from smalti.reservations import Words
 from smalti.settings import source_run
 
 GOOD = """\
@@ -73,6 +74,39 @@ def test_a_missing_field_says_what_it_is_for(tmp_path: Path) -> None:
 )
 def test_each_mistake_is_one_line_that_names_it(tmp_path: Path, text: str, says: str) -> None:
     assert says in mistake(tmp_path, text)
+
+
+RESERVED = GOOD + "  reservations:\n    - {column: robots, kind: noai}\n"
+
+
+def test_columns_that_reserve_pictures_are_named_with_their_kind(tmp_path: Path) -> None:
+    text = RESERVED + '    - {column: use, kind: artist, reserved: ["no"], free: ["yes", "ask me"]}\n'
+    source = load_file(write(tmp_path, text), Source)
+    assert [(each.column, each.kind) for each in source.columns.reservations] == [("robots", "noai"), ("use", "artist")]
+    assert source.columns.reservations[1].words == Words(frozenset({"no"}), frozenset({"yes", "ask me"}))
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (
+            "{column: tdm}",
+            "cats.yaml:9: the field 'columns.reservations.1.kind' is missing. Add it (noai (X-Robots-Tag)",
+        ),
+        ("{kind: tdm}", "the field 'columns.reservations.1.column' is missing"),
+        ("{column: a, kind: tdm, values: [x]}", "there is no field 'columns.reservations.1.values'. Allowed: column, "),
+        ("{column: a, kind: artist}", "kind artist is not one of noai, tdm, ai.txt: say in `reserved` which values"),
+        (
+            "{column: a, kind: tdm, reserved: [yes]}",
+            "columns.reservations.1.reserved.0 is wrong: Input should be a valid",
+        ),
+        ('{column: a, kind: tdm, reserved: ["x"], free: ["X"]}', "'x' means reserved and free"),
+        ("{column: robots, kind: noai}", "column 'robots' stands twice with kind noai"),
+        ("robots", "columns.reservations.1 is wrong: "),
+    ],
+)
+def test_each_mistake_in_reservations_is_one_line(tmp_path: Path, more: str, says: str) -> None:
+    assert says in mistake(tmp_path, f"{RESERVED}    - {more}\n")
 
 
 def test_the_line_number_is_the_mistake_s(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def print_data(data: dict[str, Any], as_json: bool) -> None:
 def print_fields(data: dict[str, Any], indent: str) -> None:
     """Names and values, a line each."""
     for name, value in data.items():
-        if value in (None, [], {}, 0.0) and name in ("seconds", "warnings", "dropped", "extra_captions"):
+        if value in (None, [], {}, 0.0) and name in ("seconds", "warnings", "dropped", "reserved", "extra_captions"):
             continue
         if name == "shown":
             print("".join(f"{indent}{line}\n" for line in value), end="")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
+Value = TypeVar("Value")
 
 
 def connect_ray() -> bool:
@@ -53,6 +55,40 @@ def map_tasks(
     finally:
         for task in waiting:
             ray.cancel(task)
+
+
+@dataclass(frozen=True)
+class Shared(Generic[Value]):
+    """A value that many tasks read, in a form that is small in each of them; made by `share`."""
+
+    value: Value | None = None
+    ref: Any = None
+
+    def get(self) -> Value:
+        """The value. Its arrays are those of every task on the machine, and cannot be written."""
+        if self.ref is None:
+            assert self.value is not None
+            return self.value
+        import ray
+
+        name = self.ref.binary()
+        if name not in _GOT:
+            _GOT.clear()  # one at a time: a worker process outlives the runs that it works for
+            _GOT[name] = ray.get(self.ref)
+        found: Value = _GOT[name]
+        return found
+
+
+_GOT: dict[bytes, Any] = {}
+
+
+def share(value: Value) -> Shared[Value]:
+    """Put a value where every task of this driver can read it: with Ray once on each machine, otherwise it stays where it is."""
+    if not ray_is_up():
+        return Shared(value)
+    import ray
+
+    return Shared(None, ray.put(value))
 
 
 def ray_is_up() -> bool:

@@ -21,6 +21,7 @@ from smalti.profiles import Checks as Checks
 from smalti.profiles import Engine as Engine
 from smalti.profiles import PromptText, caption_column
 from smalti.reasons import ALWAYS_SKIPPED, Label, SkipReason
+from smalti.reservations import Reservation as Reservation
 from smalti.strict import NAME as NAME
 from smalti.strict import Name as Name
 from smalti.strict import Strict as Strict
@@ -36,10 +37,22 @@ class Columns(Strict):
     owner: str | None = None
     licence: str | None = None
     url: str | None = None
+    reservations: tuple[Reservation, ...] = Field(
+        (), description="columns that say that a picture is reserved; its row is dropped as `optout`"
+    )
     metadata: tuple[str, ...] = Field((), description="columns that are kept as they are, as JSON")
     others: Literal["refuse", "keep", "ignore"] = Field(
         "refuse", description="columns that are not named here: an error, kept as metadata, or left out"
     )
+
+    @field_validator("reservations")
+    @classmethod
+    def _each_reservation_once(cls, reservations: tuple[Reservation, ...]) -> tuple[Reservation, ...]:
+        named = [(each.column, each.kind) for each in reservations]
+        twice = next((each for each in named if named.count(each) > 1), None)
+        if twice:
+            raise ValueError(f"column {twice[0]!r} stands twice with kind {twice[1]}: leave one of the two")
+        return reservations
 
     def mapped(self) -> dict[str, str]:
         """Our field -> the table's column, where one is named."""

@@ -43,6 +43,7 @@ class RejectReason(_Reason):
 class DropReason(_Reason):
     """Eligibility: the row stays in the table, is never captioned and never reaches a shard."""
 
+    OPTOUT = "optout", "its owner asked for it, in a request or in a column of the source's table"
     TOO_SMALL = "too_small", "fewer than 384 x 384 pixels"
     ASPECT_RATIO = "aspect_ratio", "width / height is outside 0.5 to 2"
     DECODE_FAILED = "decode_failed", "the bytes could be decoded at ingest and no longer can"

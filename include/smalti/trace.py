@@ -201,6 +201,8 @@ def _delivery(row: dict[str, Any]) -> Delivery:
         elif not any(name.startswith(f"{each}_") for each in spoken) and name not in ("id", "batch", "drop"):
             facts[name] = value
     dropped = f"fingerprint: {row['drop']}" if row["drop"] else None
+    if dropped and row.get("reserved"):
+        dropped += f" (reserved: {row['reserved']})"
     return Delivery(batch=row["batch"], fell_out=dropped, captions=said["caption"], labels=said["label"], facts=facts)
 
 

@@ -178,9 +178,10 @@ def _without_bucket(lake: Lake, source: str, batch: str, most: int) -> Iterator[
         return  # erased, or a lake without its tables: the manifest's accounting still has the counts
     with lance_errors(uri):
         rows = table.to_table(
-            columns=["id", "drop", "width", "height"],
+            columns=["id", "drop", "width", "height", *({"reserved"} & set(table.schema.names))],
             filter=f"batch = {sql_text(batch)} AND drop IS NOT NULL",
             limit=most,
         ).to_pylist()
     for row in sorted(rows, key=lambda each: str(each["id"])):
-        yield Dropped(id=row["id"], stage="fingerprint", reason=row["drop"], detail=f"{row['width']}x{row['height']}")
+        detail = f"reserved: {row['reserved']}" if row.get("reserved") else f"{row['width']}x{row['height']}"
+        yield Dropped(id=row["id"], stage="fingerprint", reason=row["drop"], detail=detail)

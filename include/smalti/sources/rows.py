@@ -22,16 +22,19 @@ import pyarrow.compute as pc
 from smalti.config import Columns
 from smalti.errors import InputError
 from smalti.reasons import RejectReason
+from smalti.reservations import Reservation, merged
 
 TEXTS = ("caption", "owner", "licence", "url")
 
 FIELDS = pa.schema([
     pa.field("key", pa.string(), nullable=False),
     *(pa.field(name, pa.string()) for name in TEXTS),
+    pa.field("reserved", pa.string()),
     pa.field("metadata", pa.string(), nullable=False),
     pa.field("embedding", pa.list_(pa.float32())),
 ])
-"""What a source says of a picture, besides its bytes. `metadata` is JSON, `embedding` null where none is mapped."""
+"""What a source says of a picture, besides its bytes. `reserved`: by whom (`smalti.reservations`), null if by nobody; `metadata` is JSON,
+`embedding` null where none is mapped."""
 
 _LONGEST_KEY = 512
 
@@ -47,6 +50,7 @@ class SourceRow:
     owner: str | None
     licence: str | None
     url: str | None
+    reserved: str | None
     metadata: str
     embedding: list[float] | None
 
@@ -91,11 +95,13 @@ class Mapping:
 
     fields: tuple[tuple[str, str], ...]
     kept: tuple[str, ...]
+    reservations: tuple[Reservation, ...] = ()
 
     @property
     def columns(self) -> list[str]:
         """Every column that has to be read, but the picture's."""
-        return list(dict.fromkeys([*(column for field, column in self.fields if field != "image"), *self.kept]))
+        fields = (column for field, column in self.fields if field != "image")
+        return list(dict.fromkeys([*fields, *(each.column for each in self.reservations), *self.kept]))
 
     def get(self, field: str) -> str | None:
         return dict(self.fields).get(field)
@@ -114,14 +120,15 @@ def map_columns(schema: pa.Schema, columns: Columns, where: str) -> Mapping:
     if twice:
         raise InputError(f"the table has two columns {_few(twice)}", where, "Give every column a name of its own")
     mapped = columns.mapped()
-    missing = sorted({*mapped.values(), *columns.metadata} - set(has))
+    named = {*mapped.values(), *(each.column for each in columns.reservations), *columns.metadata}
+    missing = sorted(named - set(has))
     if missing:
         raise InputError(
             f"the table has no column {_few(missing)}",
             where,
             f"Mend `columns` of the source; the table has {_few(has)}",
         )
-    unnamed = [name for name in has if name not in mapped.values() and name not in columns.metadata]
+    unnamed = [name for name in has if name not in named]
     if unnamed and columns.others == "refuse":
         raise InputError(
             f"the table has columns that the source does not name: {_few(unnamed)}",
@@ -130,8 +137,10 @@ def map_columns(schema: pa.Schema, columns: Columns, where: str) -> Mapping:
         )
     for field, column in mapped.items():
         _check_type(field, column, schema.field(column).type, where)
+    for each in columns.reservations:
+        _check_type("reservation", each.column, schema.field(each.column).type, where)
     kept = columns.metadata + (tuple(unnamed) if columns.others == "keep" else ())
-    return Mapping(tuple(mapped.items()), kept)
+    return Mapping(tuple(mapped.items()), kept, columns.reservations)
 
 
 def to_fields(table: pa.Table, mapping: Mapping) -> pa.Table:
@@ -144,6 +153,7 @@ def to_fields(table: pa.Table, mapping: Mapping) -> pa.Table:
         else:
             text = pc.utf8_trim_whitespace(as_text(table[column]))
             fields[field] = pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
+    fields["reserved"] = _reserved(table, mapping.reservations)
     fields["metadata"] = _metadata(table, mapping.kept)
     embedding = mapping.get("embedding")
     kind = FIELDS.field("embedding").type
@@ -231,6 +241,11 @@ def _check_type(field: str, column: str, kind: pa.DataType, where: str) -> None:
             is_list and (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type))
         )
         allowed = "a list of numbers"
+    elif field == "reservation":
+        text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        number = pa.types.is_integer(kind) or pa.types.is_floating(kind)  # what pandas makes of 0, 1 and nothing
+        good = text or number or pa.types.is_boolean(kind) or pa.types.is_null(kind)
+        allowed = "text, true or false, or numbers"
     else:
         # A column that is empty throughout has the type null in what some writers make. A key may be a whole number,
         # never a float: it would change its spelling with the writer.
@@ -241,6 +256,21 @@ def _check_type(field: str, column: str, kind: pa.DataType, where: str) -> None:
         raise InputError(
             f"column {column!r} cannot be the {field}: it holds {kind}", where, f"Name a column that is {allowed}"
         )
+
+
+def _reserved(table: pa.Table, reservations: Sequence[Reservation]) -> pa.Array:
+    """Who reserves each row; null: nobody."""
+    found = []
+    for each in reservations:
+        column = table[each.column]
+        if pa.types.is_floating(column.type):
+            column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+        said = as_text(column).combine_chunks().dictionary_encode()
+        origins = pa.array(each.origins(said.dictionary.to_pylist()), pa.string())
+        found.append(origins.take(said.indices).to_pylist())
+    if not found:
+        return pa.nulls(table.num_rows, pa.string())
+    return pa.array(map(merged, zip(*found, strict=True)), pa.string())
 
 
 def _metadata(table: pa.Table, kept: Sequence[str]) -> pa.Array:

@@ -17,7 +17,7 @@ from smalti.images.decode import DecodeError, decode, probe
 from smalti.reasons import RejectReason
 from smalti.sources.rows import Group, Reject, SourceRow
 from smalti.table import store
-from smalti.table.schema import EMBEDDING, table_schema
+from smalti.table.schema import EMBEDDING, RESERVED, table_schema
 
 BATCH_ROWS = 64
 BATCH_BYTES = 64 << 20
@@ -31,6 +31,7 @@ class FragmentTask:
     Attributes:
         version: of the table, to find rows that it holds already; None: it holds none.
         licence: of rows that state none.
+        reserved: whether the source says of each picture if it is reserved.
         settled: keys that an earlier try has rejected.
     """
 
@@ -41,6 +42,7 @@ class FragmentTask:
     licence: str | None
     max_pixels: int
     embedding: int | None
+    reserved: bool
     group: Group
     settled: frozenset[str]
 
@@ -61,7 +63,7 @@ def write_group(task: FragmentTask) -> FragmentOutcome:
     rejects: list[Reject] = []
     unchanged: list[str] = []
     failures: list[Exception] = []
-    schema = table_schema(task.embedding)
+    schema = table_schema(task.embedding, task.reserved)
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:
@@ -164,6 +166,7 @@ def _table_row(task: FragmentTask, row: SourceRow, picture: dict[str, Any]) -> d
         "licence": row.licence or task.licence,
         "url": row.url,
         "url_host": url_host(row.url),
+        RESERVED.name: row.reserved,
         "metadata": row.metadata,
     }
 

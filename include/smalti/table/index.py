@@ -26,6 +26,7 @@ from smalti.lake import Lake
 from smalti.settings import SourceRun
 from smalti.sources.inventory import read_rejects
 from smalti.table import store
+from smalti.table.schema import RESERVED
 
 log = logging.getLogger("smalti")
 
@@ -89,7 +90,7 @@ def index(lake: Lake, run: SourceRun) -> IndexReport:
 
 
 def describe(lake: Lake, source: Source) -> dict[str, Any]:
-    """What a source holds: rows by batch, tier and drop, by label of each profile, captions by state; rejects by reason.
+    """What a source holds: rows by batch, tier and drop, by who reserves them, by label of each profile, captions by state; rejects by reason.
 
     All zeros for a source that no run has ingested.
     """
@@ -98,8 +99,13 @@ def describe(lake: Lake, source: Source) -> dict[str, Any]:
     names = table.schema.names if table is not None else []
     states = [name for name in names if name.startswith("caption_") and name.endswith("_status")]
     labels = profile_columns(names, "label_")
+    reserved = [name for name in names if name == RESERVED.name]
     with store.lance_errors(uri):
-        rows = table.to_table(columns=["batch", "tier", "drop", *states, *labels]) if table is not None else None
+        rows = (
+            table.to_table(columns=["batch", "tier", "drop", *reserved, *states, *labels])
+            if table is not None
+            else None
+        )
     rejects: collections.Counter[str] = collections.Counter()
     for batch in objects.list_names(lake.batches(source.name)):
         found = read_rejects(lake, source.name, batch)
@@ -112,6 +118,7 @@ def describe(lake: Lake, source: Source) -> dict[str, Any]:
         "batches": _counts(rows, "batch"),
         "tiers": {tier: count for tier, count in _counts(rows, "tier").items() if tier != "0"},
         "drops": _counts(rows, "drop"),
+        "reserved": _counts(rows, RESERVED.name) if reserved else {},
         "captions": {name.removesuffix("_status"): _counts(rows, name) for name in states},
         "labels": {name: _counts(rows, name) for name in labels},
         "rejects": dict(sorted(rejects.items())),

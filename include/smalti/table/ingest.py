@@ -22,6 +22,7 @@ from smalti.compute import map_tasks
 from smalti.errors import ConflictError, LakeError
 from smalti.lake import Lake
 from smalti.reasons import RejectReason
+from smalti.reservations import warnings_of
 from smalti.settings import SourceRun
 from smalti.sources.files import plan_files
 from smalti.sources.inventory import REJECTS, parquet_bytes, parquet_table, read_inventory
@@ -29,6 +30,8 @@ from smalti.sources.parquet import plan_parquet
 from smalti.sources.rows import Reject, SourcePlan
 from smalti.table import store
 from smalti.table.fragments import FragmentTask, write_group
+from smalti.table.schema import RESERVED
+from smalti.table.target import batch_table
 
 log = logging.getLogger("smalti")
 
@@ -67,7 +70,7 @@ def ingest(lake: Lake, run: SourceRun) -> IngestReport:
     report = IngestReport(
         stage="ingest",
         seconds=round(time.monotonic() - began, 3),
-        warnings=_warnings(rejects),
+        warnings=(*_warnings(rejects), *_reservation_warnings(lake, run)),
         rows_in=rows_in,
         rows_out=rows,
         dropped={**dropped, UNCHANGED: unchanged} if unchanged else dropped,
@@ -85,7 +88,8 @@ def _append(lake: Lake, run: SourceRun) -> int:
     source, batch, uri = run.source.name, run.batch, lake.table(run.source.name)
     inventory = read_inventory(lake, source, batch)
     plan = plan_files(lake, run, inventory) if run.source.format == "files" else plan_parquet(run, inventory)
-    table = store.ensure_table(uri, plan.embedding)
+    reserved = bool(run.source.columns.reservations)
+    table = store.ensure_table(uri, plan.embedding, reserved)
     version = table.version if table.count_rows() else None
     at = lake.rejects(source, batch)
     settled = _read_rejects(at)[1] if objects.exists(at) else None
@@ -99,6 +103,7 @@ def _append(lake: Lake, run: SourceRun) -> int:
             licence=run.source.licence,
             max_pixels=run.source.max_pixels,
             embedding=plan.embedding,
+            reserved=reserved,
             group=group,
             settled=keys,
         )
@@ -184,3 +189,12 @@ def _warnings(rejects: Sequence[Reject]) -> tuple[str, ...]:
     if not refused:
         return ()
     return (f"{len(refused)} objects could not be read, the first is {refused[0].uri}: {refused[0].detail}",)
+
+
+def _reservation_warnings(lake: Lake, run: SourceRun) -> list[str]:
+    """From the table, so that a try that was killed after its commit says the same."""
+    reservations = run.source.columns.reservations
+    if not reservations:
+        return []
+    rows = batch_table(lake.table(run.source.name), run.batch, [RESERVED.name])
+    return warnings_of(rows[RESERVED.name].drop_null().to_pylist() if rows else [], reservations)

@@ -15,6 +15,9 @@ from smalti.profiles import caption_column, column_name
 
 EMBEDDING = "embedding"
 
+RESERVED = pa.field("reserved", pa.string())
+"""Who reserves the picture, as its source's table says (`smalti.reservations`); null: nobody. Only sources with such columns have it."""
+
 FINGERPRINT = pa.schema([
     pa.field("phash", pa.uint64()),
     pa.field("colour", pa.binary()),
@@ -27,11 +30,12 @@ FINGERPRINT = pa.schema([
 """`tier` is null until the row has been fingerprinted, and 0 where `drop` (a DropReason) says why it has no bucket."""
 
 
-def table_schema(embedding: int | None) -> pa.Schema:
+def table_schema(embedding: int | None, reserved: bool = False) -> pa.Schema:
     """The schema of a new table.
 
     Args:
         embedding: numbers in an embedding; None: no such column.
+        reserved: whether it has the column RESERVED.
     """
     import lance
 
@@ -55,6 +59,7 @@ def table_schema(embedding: int | None) -> pa.Schema:
         text("licence", nullable=True),
         text("url", nullable=True),
         text("url_host", nullable=True),
+        *([RESERVED] if reserved else []),
         text("metadata"),  # JSON
         *FINGERPRINT,
     ])

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from smalti import objects
 from smalti.errors import ConflictError, InputError, LakeError
-from smalti.table.schema import EMBEDDING, embedding_field, table_schema
+from smalti.table.schema import EMBEDDING, RESERVED, embedding_field, table_schema
 
 log = logging.getLogger("smalti")
 
@@ -51,8 +51,8 @@ def open_table(uri: str, version: int | None = None) -> Any:
             raise
 
 
-def ensure_table(uri: str, embedding: int | None) -> Any:
-    """The table, made without rows if there is none, with an embedding column if one is needed.
+def ensure_table(uri: str, embedding: int | None, reserved: bool = False) -> Any:
+    """The table, made without rows if there is none, with the columns for embeddings and reservations if they are needed.
 
     Raises:
         InputError: its embeddings have another size.
@@ -64,7 +64,7 @@ def ensure_table(uri: str, embedding: int | None) -> Any:
         with lance_errors(uri):
             try:
                 return lance.write_dataset(
-                    table_schema(embedding).empty_table(),
+                    table_schema(embedding, reserved).empty_table(),
                     uri,
                     mode="create",
                     data_storage_version=STORAGE_VERSION,
@@ -74,6 +74,8 @@ def ensure_table(uri: str, embedding: int | None) -> Any:
                 if "already exists" not in str(error):
                     raise
         table = open_table(uri)  # another driver was faster
+    if reserved:
+        table = ensure_columns(uri, pa.schema([RESERVED]))
     if embedding:
         table = ensure_columns(uri, pa.schema([embedding_field(embedding)]))
         has = table.schema.field(EMBEDDING).type
