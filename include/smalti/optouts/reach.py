@@ -1,0 +1,127 @@
+"""What a step of the ledger has to compare, and what of that is left to do when another step was faster.
+
+A request reaches what its keys name, every copy of that, and every sample that is delivered again under one of the ids; and again
+their copies, until nothing is added. So a new part is compared with the requests in force, and old parts once more only
+if the new one brought a request a picture or an id that it did not have: those may have copies anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from smalti.lake import Lake
+from smalti.optouts.ledger_rows import in_order, not_in, read_matched, requests_with_news, same_ids, together
+from smalti.optouts.request import Request
+from smalti.optouts.resolution import Ledger
+from smalti.shards.part import Part
+
+
+class Found(Protocol):
+    """What a matcher returns, see `smalti.optouts.match.Matched`."""
+
+    @property
+    def rows(self) -> pa.Table:
+        """One row for each request and place."""
+
+    @property
+    def unmatched(self) -> Mapping[str, Sequence[int]]:
+        """request -> places of its keys that matched nothing."""
+
+
+class Matcher(Protocol):
+    """`smalti.optouts.match.match_parts`.
+
+    `known`: rows of earlier calls, whose pictures the parts are compared with, too. The result may contain rows that are known.
+    """
+
+    def __call__(
+        self, lake: Lake, parts: Sequence[Part], requests: Sequence[Request], known: pa.Table | None = None
+    ) -> Found: ...
+
+
+@dataclass
+class Reach:
+    """The matching of one step, kept while it is tried under one number after another."""
+
+    lake: Lake
+    match: Matcher
+    rows: pa.Table | None = None
+    looked: dict[str, set[str]] = field(default_factory=dict)
+    unmatched: dict[str, set[int]] = field(default_factory=dict)
+
+    def of(
+        self, ledger: Ledger, fresh: Mapping[str, Request], force: Mapping[str, Request], parts: Mapping[str, Part]
+    ) -> pa.Table | None:
+        """Rows that the next step adds, in their order; None: there are none.
+
+        Args:
+            fresh: requests that it brings in force: compared with every part.
+            force: those in force already: compared with the parts that are not covered.
+            parts: every committed part, by `<source>/<part>`.
+        """
+        uncovered = parts.keys() - ledger.parts
+        todo: dict[frozenset[str], list[Request]] = {}
+        for requests, wanted in ((fresh, parts.keys()), (force, uncovered)):
+            for name, request in requests.items():
+                left = frozenset(wanted - self.looked.get(name, set()))
+                if left:
+                    todo.setdefault(left, []).append(request)
+                    self.looked.setdefault(name, set()).update(left)
+        asked = [*fresh, *force]
+        told = read_matched(self.lake, ledger.matched, force) if force and (todo or self.rows is not None) else None
+        for left, each in todo.items():
+            self._add(each, told, parts, left)
+        return self._new(asked, told)
+
+    def _add(
+        self, requests: Sequence[Request], told: pa.Table | None, parts: Mapping[str, Part], left: Collection[str]
+    ) -> None:
+        """Compare requests with the parts in `left`, and with all as far as what is found there may have copies."""
+        known = together([told, self.rows])
+        subset, everywhere = [parts[name] for name in sorted(left)], [parts[name] for name in sorted(parts)]
+        complete = False  # whether the last look was at every part
+        while True:
+            mine = _of(known, requests)
+            again = None if mine is None else same_ids(self.lake, subset, mine)
+            again = None if again is None else not_in(again, mine)
+            if complete and (again is None or not again.num_rows):
+                return
+            base = together([mine, again])
+            found = self.match(self.lake, subset, requests, known=base)
+            for request in requests:
+                without = set(found.unmatched.get(request.id, ()))
+                self.unmatched[request.id] = self.unmatched.get(request.id, without) & without
+            new = together([again, not_in(found.rows, base)])
+            if new is None:
+                return
+            self.rows, known = together([self.rows, new]), together([known, new])
+            news = requests_with_news(new, mine)
+            requests = [request for request in requests if request.id in news]
+            if not requests:
+                return
+            complete = len(subset) == len(everywhere)
+            subset = everywhere
+
+    def _new(self, asked: Collection[str], told: pa.Table | None) -> pa.Table | None:
+        """What was found and the ledger does not have, of requests that the step is about."""
+        import pyarrow.compute as pc
+
+        if self.rows is None:
+            return None
+        mine = self.rows.filter(pc.is_in(self.rows["request"], value_set=pa.array(sorted(asked), pa.string())))
+        new = not_in(mine, told)
+        return in_order(new) if new.num_rows else None
+
+
+def _of(rows: pa.Table | None, requests: Sequence[Request]) -> pa.Table | None:
+    import pyarrow.compute as pc
+
+    if rows is None:
+        return None
+    wanted = pa.array([request.id for request in requests], pa.string())
+    found = rows.filter(pc.is_in(rows["request"], value_set=wanted))
+    return found if found.num_rows else None
