@@ -125,7 +125,7 @@ def is_named(row: Mapping[str, Any], key: Key) -> bool:
 
 
 def is_copy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one["sha256"] == other["sha256"] or (one["phash"] ^ other["phash"]).bit_count() <= 1
+    return bool(one["sha256"] == other["sha256"] or (one["phash"] ^ other["phash"]).bit_count() <= 1)
 
 
 @dataclass
@@ -151,7 +151,7 @@ class Matched:
 
 
 def match(lake: Lake, parts: Sequence[Part], requests: Sequence[Request], known: pa.Table | None = None) -> Matched:
-    """Every sample of the parts that a key names, and every copy of one, or of a known one, and copies of copies."""
+    """Every sample of the parts that a key names, and what is a copy of one or of a known one, or has its id; and so on."""
     rows = [row | {"part": f"{part.source}/{part.name}"} for part in parts for row in rows_of(lake, part)]
     found: list[dict[str, Any]] = []
     unmatched: dict[str, tuple[int, ...]] = {}
@@ -169,7 +169,7 @@ def match(lake: Lake, parts: Sequence[Part], requests: Sequence[Request], known:
         while edge:
             origin = edge.pop()
             for place, row in enumerate(rows):
-                if place not in reached and is_copy(origin, row):
+                if place not in reached and (origin["id"] == row["id"] or is_copy(origin, row)):
                     reached[place] = row | {"request": request.id, "key": origin["key"], "how": "copy"}
                     edge.append(reached[place])
         found += reached.values()

@@ -1,7 +1,7 @@
 """The samples that steps of the ledger have matched: one parquet file a step, named after its bytes.
 
-Rows are those of `smalti.optouts.match.MATCHED`: one for each request and place. What is done here needs the columns `request`,
-`key`, `how`, `part`, `id`, `sha256`, `shard` and `index` of them, and carries the others along.
+Rows are those that `smalti.optouts.match` returns: one for each request and place. What is done here needs the columns `request`,
+`part`, `id`, `sha256`, `shard` and `index` of them, and carries the others along.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import io
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +19,6 @@ from smalti import objects
 from smalti.errors import CorruptError
 from smalti.lake import Lake
 from smalti.optouts.resolution import Places
-from smalti.shards.part import Part
 
 READERS = 32
 """Requests to the store at once: 50 ms each on GCS."""
@@ -109,46 +107,3 @@ def places_and_ids(rows: pa.Table) -> tuple[Places, dict[str, tuple[str, ...]]]:
         places.setdefault(request, {})[shard] = tuple(indices)
     ids = frame.group_by("request").agg(pl.col("id").unique().sort()).sort("request")
     return places, {request: tuple(each) for request, each in ids.iter_rows()}
-
-
-def same_ids(lake: Lake, parts: Sequence[Part], known: pa.Table) -> pa.Table | None:
-    """Samples of these parts that have the id of a known one: whoever asked meant that sample, however often it is delivered.
-
-    Args:
-        known: rows that requests have matched.
-    Returns: rows of `known`'s schema, how "copy", some of which may be known; None: there are none.
-    """
-    import polars as pl
-
-    keys = pl.from_arrow(known.select(["request", "id", "key", "source"])).unique(["request", "id"], keep="first")
-    by_source: dict[str, Any] = {}
-    for source in keys["source"].unique().to_list():
-        by_source[source] = keys.filter(pl.col("source") == source).drop("source")
-
-    def read(part: Part) -> pa.Table | None:
-        if part.source not in by_source:
-            return None
-        return _with_ids(lake, part, by_source[part.source], known.schema)
-
-    with ThreadPoolExecutor(4) as pool:  # each holds the ids of a part
-        return together(pool.map(read, parts))
-
-
-def _with_ids(lake: Lake, part: Part, keys: Any, schema: pa.Schema) -> pa.Table | None:
-    import polars as pl
-
-    uri = lake.samples(part.source, part.name)
-    columns = [field.name for field in schema if field.name not in ("request", "key", "how", "part")]
-    with objects.open_binary(uri) as file:
-        try:
-            found = pq.ParquetFile(file)
-            ids = found.read(columns=["id"])["id"]
-            hits = pc.is_in(ids, value_set=keys["id"].to_arrow().cast(pa.string()))
-            if not pc.any(hits).as_py():
-                return None
-            rows = found.read(columns=columns).filter(hits)
-        except (pa.ArrowException, KeyError) as error:
-            raise CorruptError(f"this is not a samples.parquet ({error})", uri, "Restore it, or shard again") from error
-    frame = pl.from_arrow(rows).join(keys, on="id", how="inner")
-    frame = frame.with_columns(how=pl.lit("copy"), part=pl.lit(f"{part.source}/{part.name}"))
-    return frame.select(schema.names).to_arrow().cast(schema)

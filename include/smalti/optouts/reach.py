@@ -14,7 +14,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from smalti.lake import Lake
-from smalti.optouts.ledger_rows import in_order, not_in, read_matched, requests_with_news, same_ids, together
+from smalti.optouts.ledger_rows import in_order, not_in, read_matched, requests_with_news, together
 from smalti.optouts.request import Request
 from smalti.optouts.resolution import Ledger
 from smalti.shards.part import Part
@@ -33,9 +33,10 @@ class Found(Protocol):
 
 
 class Matcher(Protocol):
-    """`smalti.optouts.match.match_parts`.
+    """`smalti.optouts.match.match_parts`: the places in some parts that requests reach.
 
-    `known`: rows of earlier calls, whose pictures the parts are compared with, too. The result may contain rows that are known.
+    That is what keys name, what shows the picture of something that is reached, and what has its id, until nothing is added.
+    `known`: rows of earlier calls, of other parts or of these: they are reached already, and may be in the result.
     """
 
     def __call__(
@@ -81,30 +82,18 @@ class Reach:
         self, requests: Sequence[Request], told: pa.Table | None, parts: Mapping[str, Part], left: Collection[str]
     ) -> None:
         """Compare requests with the parts in `left`, and with all as far as what is found there may have copies."""
-        known = together([told, self.rows])
-        subset, everywhere = [parts[name] for name in sorted(left)], [parts[name] for name in sorted(parts)]
-        complete = False  # whether the last look was at every part
-        while True:
-            mine = _of(known, requests)
-            again = None if mine is None else same_ids(self.lake, subset, mine)
-            again = None if again is None else not_in(again, mine)
-            if complete and (again is None or not again.num_rows):
-                return
-            base = together([mine, again])
-            found = self.match(self.lake, subset, requests, known=base)
+        for names in (sorted(left), sorted(parts)):
+            known = _of(together([told, self.rows]), requests)
+            found = self.match(self.lake, [parts[name] for name in names], requests, known=known)
             for request in requests:
                 without = set(found.unmatched.get(request.id, ()))
                 self.unmatched[request.id] = self.unmatched.get(request.id, without) & without
-            new = together([again, not_in(found.rows, base)])
-            if new is None:
-                return
-            self.rows, known = together([self.rows, new]), together([known, new])
-            news = requests_with_news(new, mine)
+            new = not_in(found.rows, known)
+            self.rows = together([self.rows, new])
+            news = requests_with_news(new, known)
             requests = [request for request in requests if request.id in news]
-            if not requests:
+            if not requests or len(names) == len(parts):
                 return
-            complete = len(subset) == len(everywhere)
-            subset = everywhere
 
     def _new(self, asked: Collection[str], told: pa.Table | None) -> pa.Table | None:
         """What was found and the ledger does not have, of requests that the step is about."""
