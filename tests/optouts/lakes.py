@@ -125,7 +125,9 @@ def is_named(row: Mapping[str, Any], key: Key) -> bool:
 
 
 def is_copy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return bool(one["sha256"] == other["sha256"] or (one["phash"] ^ other["phash"]).bit_count() <= 1)
+    if one["sha256"] == other["sha256"]:
+        return True
+    return None not in (one["phash"], other["phash"]) and (one["phash"] ^ other["phash"]).bit_count() <= 1
 
 
 @dataclass

@@ -231,15 +231,17 @@ def _advance(lake: Lake, ledger: Ledger, position: int) -> None:
 
 
 def _read_steps(lake: Lake, first: int, last: int) -> Iterable[Block]:
-    def read(position: int) -> Block:
-        uri = lake.optout_resolution(position)
-        step = _read(uri, Resolution)
-        if step.position != position:
-            raise CorruptError(f"it says that it is step {step.position}", uri, "Restore it")
-        return step.as_block()
-
     with ThreadPoolExecutor(READERS) as pool:
-        return list(pool.map(read, range(first, last + 1)))
+        return list(pool.map(lambda position: read_step(lake, position).as_block(), range(first, last + 1)))
+
+
+def read_step(lake: Lake, position: int) -> Resolution:
+    """One step. Raises MissingObject or CorruptError."""
+    uri = lake.optout_resolution(position)
+    step = _read(uri, Resolution)
+    if step.position != position:
+        raise CorruptError(f"it says that it is step {step.position}", uri, "Restore it")
+    return step
 
 
 def _read(uri: str, kind: type[M]) -> M:
