@@ -8,11 +8,18 @@ from pathlib import Path
 import pytest
 
 from smalti.lake import Lake
+from smalti.shards.stage import shard
 from tests.maintenance.conftest import release
-from tests.release.conftest import add
-from tests.support.pictures import Row, picture, release_run, stored
+from tests.support.pictures import Row, picture, release_run, source_run, stored, write_table
 
 RUN = release_run("demo:main", "other:extra", reason_sets=(("text",),))
+
+
+def deliver(lake: Lake, source: str, rows: list[Row]) -> None:
+    """A committed part with several samples a shard."""
+    run = source_run(source, shard_bytes=1 << 20)
+    write_table(lake, run, rows)
+    shard(lake, run)
 
 
 @pytest.fixture(scope="session")
@@ -21,8 +28,10 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("published") / "lake"
     lake = Lake.at(str(folder))
     rows = [Row(f"{n}.jpg", stored(picture(n)), caption=f"picture {n}") for n in range(6)]
-    add(lake, [*rows, Row("text.jpg", stored(picture(20)), label="text")])
-    add(lake, [Row("copy.jpg", stored(picture(1, 500, 500))), Row("own.jpg", stored(picture(30, 700, 420)))], "other")
+    deliver(lake, "demo", [*rows, Row("text.jpg", stored(picture(20)), label="text")])
+    deliver(
+        lake, "other", [Row("copy.jpg", stored(picture(1, 500, 500))), Row("own.jpg", stored(picture(30, 700, 420)))]
+    )
     release(lake, RUN)
     return folder
 
