@@ -153,55 +153,58 @@ class Matched:
 
 
 def match(lake: Lake, parts: Sequence[Part], requests: Sequence[Request], known: pa.Table | None = None) -> Matched:
-    """Every sample of the parts that a key names, and what is a copy of one or of a known one, or has its id; and so on."""
+    """What keys name; copies of that, and copies of copies, those that are known among them; and what has the id of any of these."""
     rows = [row | {"part": f"{part.source}/{part.name}"} for part in parts for row in rows_of(lake, part)]
+    told = [] if known is None else known.to_pylist()
     found: list[dict[str, Any]] = []
     unmatched: dict[str, tuple[int, ...]] = {}
-    told = [] if known is None else known.to_pylist()
     for request in requests:
-        reached = {}
-        for place, row in enumerate(rows):
-            named = [number for number, key in enumerate(request.keys) if is_named(row, key)]
-            if named:
-                reached[place] = row | {"request": request.id, "key": named[0], "how": "key"}
-        unmatched[request.id] = tuple(
-            number for number, key in enumerate(request.keys) if not any(is_named(row, key) for row in rows)
-        )
-        edge = [*reached.values(), *(row for row in told if row["request"] == request.id)]
+        mine = [row for row in told if row["request"] == request.id]
+        everything = rows + mine
+        named = {place: _key_of(row, request) for place, row in enumerate(rows)}
+        reached = {place: key for place, key in named.items() if key is not None}
+        reached |= {len(rows) + n: row["key"] for n, row in enumerate(mine) if row["how"] == "key"}
+        unmatched[request.id] = tuple(sorted({*range(len(request.keys))} - {*reached.values()}))
+        edge = list(reached)
         while edge:
             origin = edge.pop()
-            for place, row in enumerate(rows):
-                if place not in reached and (origin["id"] == row["id"] or is_copy(origin, row)):
-                    reached[place] = row | {"request": request.id, "key": origin["key"], "how": "copy"}
-                    edge.append(reached[place])
-        found += reached.values()
+            for place, row in enumerate(everything):
+                if place not in reached and is_copy(everything[origin], row):
+                    reached[place] = reached[origin]
+                    edge.append(place)
+        ids = {everything[place]["id"]: key for place, key in reached.items()}
+        ids |= {row["id"]: row["key"] for row in mine}
+        for place, row in enumerate(rows):
+            if place in reached or row["id"] in ids:
+                how = "copy" if named[place] is None else "key"
+                found.append(row | {"request": request.id, "key": reached.get(place, ids[row["id"]]), "how": how})
     table = pa.Table.from_pylist([{name: row[name] for name in MATCHED.names} for row in found], MATCHED)
     return Matched(
         table.sort_by([(name, "ascending") for name in ("request", "part", "shard", "index", "id")]), unmatched
     )
 
 
+def _key_of(row: Mapping[str, Any], request: Request) -> int | None:
+    return next((number for number, key in enumerate(request.keys) if is_named(row, key)), None)
+
+
 def places_of(
     lake: Lake, parts: Sequence[Part], requests: Sequence[Request]
 ) -> tuple[dict[str, tuple[int, ...]], tuple[str, ...]]:
-    """Shard -> indices, and ids, that requests must reach: what keys name, copies, and samples of the same id, of everything."""
+    """Shard -> indices, and ids, that requests must reach, looked for in everything at once."""
     rows = [row for part in parts for row in rows_of(lake, part)]
-    reached: set[int] = set()
+    ids: set[str] = set()
     for request in requests:
-        mine = {place for place, row in enumerate(rows) if any(is_named(row, key) for key in request.keys)}
-        edge = list(mine)
+        reached = {place for place, row in enumerate(rows) if any(is_named(row, key) for key in request.keys)}
+        edge = list(reached)
         while edge:
             origin = rows[edge.pop()]
-            new = {
-                place
-                for place, row in enumerate(rows)
-                if place not in mine and (row["id"] == origin["id"] or is_copy(origin, row))
-            }
-            mine |= new
+            new = {place for place, row in enumerate(rows) if place not in reached and is_copy(origin, row)}
+            reached |= new
             edge += new
-        reached |= mine
+        ids |= {rows[place]["id"] for place in reached}
     shards: dict[str, list[int]] = {}
-    for place in sorted(reached):
-        shards.setdefault(rows[place]["shard"], []).append(rows[place]["index"])
-    ids = tuple(sorted({rows[place]["id"] for place in reached}))
-    return {shard: tuple(sorted(indices)) for shard, indices in shards.items()}, ids
+    for row in rows:
+        if row["id"] in ids:
+            shards.setdefault(row["shard"], []).append(row["index"])
+    return {shard: tuple(sorted(indices)) for shard, indices in shards.items()}, tuple(sorted(ids))

@@ -128,12 +128,15 @@ def test_what_a_new_part_brings_is_looked_for_in_old_parts_too(lake: Lake) -> No
     assert check(lake).ids == ("a/3", "a/7", "a/8", "a/9", "b/f0", "b/f1", "b/f2")
 
 
-def test_a_sample_that_is_delivered_again_stays_out_and_so_do_copies_of_what_it_is_now(lake: Lake) -> None:
+def test_a_sample_that_is_delivered_again_stays_out_and_what_it_shows_now_is_nobody_elses(lake: Lake) -> None:
     resolve(lake, [ask(lake, ("owner", "ann"))], match=match)
     assert check(lake).ids == ("a/2",)
-    add_part(lake, "a", 2, [Sample("2", 0b11001110, "else")])
+    part = add_part(lake, "a", 2, [Sample("2", 0b11001110, "else")])
     settle(lake, match=match)
-    assert check(lake).ids == ("a/2", "b/f0", "b/f1", "b/f2")
+    snapshot = check(lake)
+    assert snapshot.ids == ("a/2",)
+    assert sorted(snapshot.shards.values()) == [(0,), (1,)]
+    assert snapshot.shards[f"{part}/512/1.000/shard.00000.mds"] == (0,)
 
 
 def test_what_is_taken_back_is_served_again_but_for_what_others_hold_too(lake: Lake) -> None:

@@ -24,6 +24,7 @@ _ROWS = 1 << 20
 class Places:
     """Attributes:
     rows: id, source, how, shard and index of each, in the ledger's order.
+    pictures: sha256 that no other sample may have.
     keys: places of the request's keys that name a sample.
     shards: basename -> index -> id; what the search finds is added.
     parts, searched: whose rows were searched, and how many.
@@ -52,7 +53,7 @@ class Places:
         return cls(
             rows,
             frozenset(row["id"] for row in rows),
-            frozenset(matched["sha256"].to_pylist()),
+            _pictures(matched),
             frozenset(key for key, how in keys if how == "key"),
             shards,
         )
@@ -107,3 +108,19 @@ class Places:
             )
         found: tuple[Any, Any, Any] = self._frames[source]
         return found
+
+
+def _pictures(matched: pa.Table) -> frozenset[str]:
+    """sha256 of what may be nobody else's.
+
+    An id stays out when it is delivered again, and what it shows then (a stand-in, perhaps) is no picture that was asked for. Rows
+    do not tell that from a copy: of an id with several pictures, those that no key names are looked for by the id alone.
+    """
+    columns = (matched[name].to_pylist() for name in ("id", "sha256", "how"))
+    pictures: dict[str, dict[str, bool]] = {}
+    for name, sha256, how in zip(*columns, strict=True):
+        named = pictures.setdefault(name, {})
+        named[sha256] = named.get(sha256, False) or how == "key"
+    return frozenset(
+        sha256 for named in pictures.values() for sha256, by_key in named.items() if by_key or len(named) == 1
+    )

@@ -1,8 +1,8 @@
 """What a step of the ledger has to compare, and what of that is left to do when another step was faster.
 
-A request reaches what its keys name, every copy of that, and every sample that is delivered again under one of the ids; and again
-their copies, until nothing is added. So a new part is compared with the requests in force, and old parts once more only
-if the new one brought a request a picture or an id that it did not have: those may have copies anywhere.
+A request reaches what its keys name, every copy of that, copies of copies, and whatever has the id of one of these. So a new
+part is compared with the requests in force, and old parts once more only if the new one brought a request a picture or an id
+that it did not have: those may have copies anywhere.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Found(Protocol):
 class Matcher(Protocol):
     """`smalti.optouts.match.match_parts`: the places in some parts that requests reach.
 
-    That is what keys name, what shows the picture of something that is reached, and what has its id, until nothing is added.
-    `known`: rows of earlier calls, of other parts or of these: they are reached already, and may be in the result.
+    `known`: rows of earlier calls, of other parts or of these: parts are compared with what they show and with their ids, too.
+    They may be in the result again.
     """
 
     def __call__(
