@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,7 +56,7 @@ class Sample:
 
     @property
     def sha256(self) -> str:
-        return f"{self.picture:060x}{self.version:04x}"
+        return hashlib.sha256(f"{self.picture} {self.version}".encode()).hexdigest()
 
 
 def add_part(lake: Lake, source: str, number: int, samples: Sequence[Sample]) -> str:

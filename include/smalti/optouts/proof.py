@@ -102,6 +102,7 @@ def _settled(lake: Lake, request: str, match: Matcher | None) -> tuple[Ledger, d
 
 
 def _raise(faults: Sequence[str], request: str, lake: Lake) -> None:
+    faults = list(dict.fromkeys(faults))  # a sample is served once under each set of reasons
     if faults:
         log.error("opt-outs: request %s: %d faults", request, len(faults))
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
