@@ -20,12 +20,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
+import pyarrow as pa
+
 from smalti import objects
 from smalti.errors import ConflictError, CorruptError, InputError, MissingObject
 from smalti.lake import Lake
 from smalti.optouts.ledger_rows import READERS, places_and_ids, read_matched, write_matched
-from smalti.optouts.reach import Matcher, Reach
-from smalti.optouts.request import Action, Request, read_answer, read_request
+from smalti.optouts.reach import Matcher, Reach, read_requests
+from smalti.optouts.request import Action, Request, read_answer
 from smalti.optouts.resolution import BLOCK, Block, Ledger, Resolution
 from smalti.release.optouts import newest_position, read_snapshot
 from smalti.release.skips import M, decompress, parse
@@ -48,7 +50,7 @@ def resolve(lake: Lake, request_ids: Sequence[str], *, match: Matcher | None = N
         InputError: there is no such request, nobody has answered that it is to be applied, it is a query, or it takes back
             what is no request to exclude or erase.
     """
-    asked = _read_requests(lake, sorted(set(request_ids)))
+    asked = read_requests(lake, sorted(set(request_ids)))
     _refuse(lake, asked)
     new = {each.id: each for each in asked if each.withdraws is None}
     back = {each.id: each.withdraws for each in asked if each.withdraws is not None}
@@ -121,7 +123,6 @@ def _step(lake: Lake, new: Mapping[str, Request], back: Mapping[str, str], match
     """
     ledger = Ledger()
     reach: Reach | None = None
-    held: dict[str, Request] = dict(new)
     while True:
         _advance(lake, ledger, _newest(lake))
         complete(lake, ledger)
@@ -131,52 +132,53 @@ def _step(lake: Lake, new: Mapping[str, Request], back: Mapping[str, str], match
         if (new or back) and not (fresh or taken):
             return None
         force = [name for name in ledger.in_force if name not in gone]
-        parts: dict[str, Part] = {}
-        if fresh or (force and not taken):
-            parts = all_parts(lake, () if fresh else ledger.parts)
+        parts = all_parts(lake, () if fresh else ledger.parts) if fresh or (force and not taken) else {}
         uncovered = sorted(parts.keys() - ledger.parts)
         if not (fresh or taken or uncovered):
             return None
         rows = None
         if parts:
-            held |= {each.id: each for each in _read_requests(lake, [n for n in force if uncovered and n not in held])}
-            reach = reach or Reach(lake, match or the_matcher())
-            others = {name: held[name] for name in force if name in held}
             parts = parts if fresh else all_parts(lake)
+            reach = reach or Reach(lake, match or the_matcher())
             try:
-                rows = reach.of(ledger, fresh, others, parts)
+                rows = reach.of(ledger, fresh, force, parts)
             except MissingObject:
                 if all(objects.exists(lake.part_commit(each.source, each.name)) for each in parts.values()):
                     raise
                 reach = None  # a part was collected meanwhile: what is left counts
                 continue
-        places, ids = ({}, {}) if rows is None else places_and_ids(rows)
-        step = Resolution(
-            position=ledger.position + 1,
-            requests=tuple(sorted(fresh)),
-            withdrawn=tuple(sorted(set(taken.values()))),
-            withdrawals=tuple(sorted(taken)),
-            parts=tuple(uncovered),
-            matched=None if rows is None else write_matched(lake, rows),
-            places=places,
-            ids=ids,
-            unmatched={name: _unmatched(reach, name) for name in sorted(fresh)},
-            resolved=datetime.now(UTC),
-        )
+        step = _made(lake, ledger.position + 1, fresh, taken, uncovered, rows, reach.unmatched if reach else {})
         if objects.create_bytes(lake.optout_resolution(step.position), step.encode()):
             ledger.add(step.as_block())
             complete(lake, ledger)
-            log.info("opt-outs: step %d, %s", step.position, _told(step))
+            counts = [len(each) for each in (step.requests, step.withdrawn, step.parts)]
+            log.info("opt-outs: step %d, %d requests, %d taken back, %d parts", step.position, *counts)
             return step
 
 
-def _unmatched(reach: Reach | None, request: str) -> tuple[int, ...]:
-    return () if reach is None else tuple(sorted(reach.unmatched.get(request, ())))
-
-
-def _told(step: Resolution) -> str:
-    counts = [len(each) for each in (step.requests, step.withdrawn, step.parts)]
-    return "{} requests in force, {} taken back, {} parts compared".format(*counts)
+def _made(
+    lake: Lake,
+    position: int,
+    fresh: Iterable[str],
+    taken: Mapping[str, str],
+    parts: Sequence[str],
+    rows: pa.Table | None,
+    unmatched: Mapping[str, Iterable[int]],
+) -> Resolution:
+    """A step, whose rows are stored."""
+    places, ids = ({}, {}) if rows is None else places_and_ids(rows)
+    return Resolution(
+        position=position,
+        requests=tuple(sorted(fresh)),
+        withdrawn=tuple(sorted(set(taken.values()))),
+        withdrawals=tuple(sorted(taken)),
+        parts=tuple(parts),
+        matched=None if rows is None else write_matched(lake, rows),
+        places=places,
+        ids=ids,
+        unmatched={name: tuple(sorted(unmatched.get(name, ()))) for name in sorted(fresh)},
+        resolved=datetime.now(UTC),
+    )
 
 
 def complete(lake: Lake, ledger: Ledger) -> None:
@@ -251,11 +253,6 @@ def _read(uri: str, kind: type[M]) -> M:
         raise MissingObject("a step of the ledger of opt-outs is gone", uri, "Restore it") from error
 
 
-def _read_requests(lake: Lake, names: Sequence[str]) -> list[Request]:
-    with ThreadPoolExecutor(READERS) as pool:
-        return list(pool.map(lambda name: read_request(lake, name), names))
-
-
 def _refuse(lake: Lake, asked: Sequence[Request]) -> None:
     """Raises InputError for what must not be applied."""
     with ThreadPoolExecutor(READERS) as pool:
@@ -268,7 +265,7 @@ def _refuse(lake: Lake, asked: Sequence[Request]) -> None:
             what = "nobody has answered it yet" if answer is None else f"it was refused by {answer.by}"
             raise InputError(f"the request is not to be applied: {what}", uri, "Confirm it, or submit another one")
     targets = sorted({each.withdraws for each in asked if each.withdraws is not None})
-    for other in _read_requests(lake, targets):
+    for other in read_requests(lake, targets):
         if other.action not in (Action.EXCLUDE, Action.ERASE):
             raise InputError(
                 f"a request to {other.action} is nothing that can be taken back",

@@ -8,14 +8,16 @@ that it did not have: those may have copies anywhere.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from smalti.lake import Lake
-from smalti.optouts.ledger_rows import in_order, not_in, read_matched, requests_with_news, together
-from smalti.optouts.request import Request
+from smalti.optouts.ledger_rows import READERS, in_order, not_in, read_matched, requests_with_news, together
+from smalti.optouts.request import Request, read_request
 from smalti.optouts.resolution import Ledger
 from smalti.shards.part import Part
 
@@ -51,11 +53,12 @@ class Reach:
     lake: Lake
     match: Matcher
     rows: pa.Table | None = None
+    held: dict[str, Request] = field(default_factory=dict)
     looked: dict[str, set[str]] = field(default_factory=dict)
     unmatched: dict[str, set[int]] = field(default_factory=dict)
 
     def of(
-        self, ledger: Ledger, fresh: Mapping[str, Request], force: Mapping[str, Request], parts: Mapping[str, Part]
+        self, ledger: Ledger, fresh: Mapping[str, Request], force: Collection[str], parts: Mapping[str, Part]
     ) -> pa.Table | None:
         """Rows that the next step adds, in their order; None: there are none.
 
@@ -65,18 +68,21 @@ class Reach:
             parts: every committed part, by `<source>/<part>`.
         """
         uncovered = parts.keys() - ledger.parts
-        todo: dict[frozenset[str], list[Request]] = {}
-        for requests, wanted in ((fresh, parts.keys()), (force, uncovered)):
-            for name, request in requests.items():
-                left = frozenset(wanted - self.looked.get(name, set()))
-                if left:
-                    todo.setdefault(left, []).append(request)
-                    self.looked.setdefault(name, set()).update(left)
-        asked = [*fresh, *force]
-        told = read_matched(self.lake, ledger.matched, force) if force and (todo or self.rows is not None) else None
+        wanted = dict.fromkeys(force, uncovered) | {name: set(parts) for name in fresh}
+        todo: dict[frozenset[str], list[str]] = {}
+        for name, names in wanted.items():
+            left = frozenset(names - self.looked.get(name, set()))
+            if left:
+                todo.setdefault(left, []).append(name)
+                self.looked.setdefault(name, set()).update(left)
+        self.held |= fresh
+        unread = [name for each in todo.values() for name in each if name not in self.held]
+        self.held |= {each.id: each for each in read_requests(self.lake, unread)}
+        compared = [name for name in force if name in self.looked]
+        told = read_matched(self.lake, ledger.matched, compared) if compared else None
         for left, each in todo.items():
-            self._add(each, told, parts, left)
-        return self._new(asked, told)
+            self._add([self.held[name] for name in each], told, parts, left)
+        return self._new(wanted, told)
 
     def _add(
         self, requests: Sequence[Request], told: pa.Table | None, parts: Mapping[str, Part], left: Collection[str]
@@ -97,8 +103,6 @@ class Reach:
 
     def _new(self, asked: Collection[str], told: pa.Table | None) -> pa.Table | None:
         """What was found and the ledger does not have, of requests that the step is about."""
-        import pyarrow.compute as pc
-
         if self.rows is None:
             return None
         mine = self.rows.filter(pc.is_in(self.rows["request"], value_set=pa.array(sorted(asked), pa.string())))
@@ -107,10 +111,14 @@ class Reach:
 
 
 def _of(rows: pa.Table | None, requests: Sequence[Request]) -> pa.Table | None:
-    import pyarrow.compute as pc
-
     if rows is None:
         return None
     wanted = pa.array([request.id for request in requests], pa.string())
     found = rows.filter(pc.is_in(rows["request"], value_set=wanted))
     return found if found.num_rows else None
+
+
+def read_requests(lake: Lake, names: Sequence[str]) -> list[Request]:
+    """Requests of the ledger, side by side. Raises InputError, CorruptError."""
+    with ThreadPoolExecutor(READERS) as pool:
+        return list(pool.map(lambda name: read_request(lake, name), names))
