@@ -16,6 +16,7 @@ from smalti.lake import Lake
 from smalti.optouts import ledger as module
 from smalti.optouts.ledger import all_parts, resolve, settle, state, state_at
 from smalti.optouts.ledger_rows import in_order, read_matched
+from smalti.optouts.proof import prove
 from smalti.optouts.request import Action, read_request
 from smalti.optouts.resolution import Ledger, Resolution
 from smalti.release.optouts import OptoutSnapshot, newest_position, read_snapshot
@@ -253,6 +254,23 @@ def test_a_snapshot_that_is_missing_is_there_before_the_next_step_is_tried(
         resolve(lake, [second], match=match)
     revive()
     assert (len(steps(lake)), newest_position(lake)) == (1, 1)
+
+
+def test_the_ledger_on_gcs(gcs_lake: Lake) -> None:
+    add_part(gcs_lake, "a", 1, [Sample("1", 0b0001, "ann"), Sample("2", 0b1111_0000)])
+    requests = [ask(gcs_lake, ("id", f"a/{n}"), ("owner", "ann")) for n in range(1, 5)]
+    with ThreadPoolExecutor(len(requests)) as pool:
+        list(pool.map(lambda request: resolve(gcs_lake, [request], match=match), requests))
+    add_part(gcs_lake, "b", 1, [Sample("x", 0b0011)])
+    assert settle(gcs_lake, match=match) == 5
+    assert resolve(gcs_lake, [take_back(gcs_lake, requests[1])], match=match) is not None
+    assert check(gcs_lake).ids == ("a/1", "b/x")
+    request = state(gcs_lake).in_force[0]
+    receipt = prove(gcs_lake, request, match=match)  # there is no release, and nothing to read back
+    assert receipt.effective is not None
+    assert receipt.effective.timestamp() > receipt.resolved.timestamp() - 1  # by the store's clock
+    assert receipt.found == 2
+    assert prove(gcs_lake, request, match=match) == receipt
 
 
 def test_ten_that_resolve_at_once_all_come_in_force(lake: Lake) -> None:
