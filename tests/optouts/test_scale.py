@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,10 +13,10 @@ import pytest
 from smalti import objects
 from smalti.lake import Lake
 from smalti.optouts.ledger import complete, resolve, settle, state
-from smalti.optouts.ledger_rows import places_and_ids, write_matched
+from smalti.optouts.ledger_rows import write_matched
 from smalti.optouts.request import Request
-from smalti.optouts.resolution import Ledger, Resolution
-from smalti.release.optouts import read_snapshot
+from smalti.optouts.resolution import BLOCK, Ledger, Resolution
+from smalti.release.optouts import OptoutSnapshot, read_snapshot
 from smalti.shards.part import Part
 from tests.optouts.lakes import MATCHED, NOW, SHARD, Matched, Sample, add_part, ask
 
@@ -33,26 +34,36 @@ def row(request: str, part: str, number: int) -> pa.Table:
 
 
 def fill(lake: Lake, steps: int) -> None:
-    """A ledger of so many requests for one sample each, a step for each, as `resolve` would have written it."""
+    """A ledger of so many requests for one sample each, a step for each, as `resolve` would have written it.
+
+    Of the snapshots only the last one is whole: nobody reads the others here, and they would take most of the time.
+    """
     part = add_part(lake, "a", 1, [Sample(str(number), number) for number in range(steps)])
-    ledger = Ledger()
-    for position in range(1, steps + 1):
+
+    def write(position: int) -> Resolution:
         request = ask(lake, ("id", f"a/{position - 1}"))
         rows = row(request, part, position - 1)
-        places, ids = places_and_ids(rows)
         step = Resolution(
             position=position,
             requests=(request,),
             parts=(part,) if position == 1 else (),
             matched=write_matched(lake, rows),
-            places=places,
-            ids=ids,
+            places={request: {rows["shard"][0].as_py(): (rows["index"][0].as_py(),)}},
+            ids={request: (f"a/{position - 1}",)},
             unmatched={request: ()},
             resolved=NOW,
         )
         objects.create_bytes(lake.optout_resolution(position), step.encode())
-        ledger.add(step.as_block())
-        complete(lake, ledger)
+        if position < steps:
+            objects.create_bytes(lake.optout_snapshot(position), OptoutSnapshot(position=position, shards={}).encode())
+        return step
+
+    ledger = Ledger()
+    with ThreadPoolExecutor(16) as pool:
+        for step in pool.map(write, range(1, steps + 1)):
+            ledger.add(step.as_block())
+            if step.position % BLOCK == 0 or step.position == steps:
+                complete(lake, ledger)
 
 
 def nothing(lake: Lake, parts: Sequence[Part], requests: Sequence[Request], known: pa.Table | None = None) -> Matched:
