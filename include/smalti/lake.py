@@ -219,8 +219,12 @@ class Lake:
         """What one step of the ledger added: which requests, over which parts, and what they matched."""
         return self._uri("optouts", "resolved", f"{position:08d}.json.gz")
 
+    def optout_block(self, position: int) -> str:
+        """The steps of the ledger from the last such object up to this position, as one: so that not each must be read."""
+        return self._uri("optouts", "resolved", f"block-{position:08d}.json.gz")
+
     def optout_matched(self, sha256: str) -> str:
-        """The matched samples of a resolution, one row each; named after their digest."""
+        """The matched samples of a resolution, or of a block of them, one row each; named after their digest."""
         return self._uri("optouts", "resolved", f"matched-{sha256[:32]}.parquet")
 
     def optout_snapshots(self) -> str:

@@ -19,10 +19,10 @@ from smalti.curation.load import parts_of
 from smalti.curation.record import read_curation
 from smalti.errors import InputError, MissingObject
 from smalti.lake import Lake
+from smalti.optouts.ledger import settle
 from smalti.reasons import SkipReason
 from smalti.release.latest import read_latest
 from smalti.release.manifest import Manifest, beside, read_manifest
-from smalti.release.optouts import newest_position
 from smalti.release.skips import Model, canonical_json, parse
 from smalti.settings import ReleaseRun
 from smalti.shards.part import Part, read_part
@@ -111,7 +111,7 @@ def _now(lake: Lake, run: ReleaseRun) -> Inputs:
         names = tuple(f"{source.name}/{part.name}" for source in base.sources for part in source.parts)
         return Inputs(
             parts=names,
-            optouts=max(base.optouts, newest_position(lake)),
+            optouts=max(base.optouts, settle(lake)),
             base=base.version,
             without=run.without,
             asked=run.base,
@@ -120,7 +120,7 @@ def _now(lake: Lake, run: ReleaseRun) -> Inputs:
     return Inputs(
         parts=tuple(f"{part.source}/{part.name}" for part in parts),
         missing=tuple(missing),
-        optouts=newest_position(lake),
+        optouts=settle(lake),  # after the listing: what is in force has been compared with every part of it
     )
 
 

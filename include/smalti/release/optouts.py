@@ -39,8 +39,9 @@ _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 class OptoutSnapshot(Model):
     """Samples of any part that must not be served.
 
-    Who starts training, and who writes a tree, applies the places alone: shards do not say ids without being read. So whoever writes a snapshot
-    must list the parts again after it, and name the places of those that were committed meanwhile in a following one.
+    Who starts training, and who writes a tree, applies the places alone: shards do not say ids without being read. So parts that were
+    committed meanwhile must have their places in a following one: `smalti.optouts.ledger.settle` lists them and names them. Whoever
+    brings a request in force calls it afterwards, and so does every build of a release, before it fixes its position.
     """
 
     version: Literal[1] = 1

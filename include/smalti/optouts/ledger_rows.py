@@ -1,0 +1,109 @@
+"""The samples that steps of the ledger have matched: one parquet file a step, named after its bytes.
+
+Rows are those that `smalti.optouts.match` returns: one for each request and place. What is done here needs the columns `request`,
+`part`, `id`, `sha256`, `shard` and `index` of them, and carries the others along.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from smalti import objects
+from smalti.errors import CorruptError
+from smalti.lake import Lake
+from smalti.optouts.resolution import Places
+
+READERS = 32
+"""Requests to the store at once: 50 ms each on GCS."""
+
+ORDER = ("request", "part", "shard", "index", "id")
+
+PLACE = ["request", "shard", "index"]
+"""What two rows of one step, or of two, agree on if they say the same."""
+
+
+def write_matched(lake: Lake, rows: pa.Table) -> str | None:
+    """Store the rows of a step. Returns the sha256 that names them; None: there are none, and nothing was stored."""
+    if not rows.num_rows:
+        return None
+    out = io.BytesIO()
+    pq.write_table(in_order(rows), out, compression="zstd")
+    data = out.getvalue()
+    sha256 = hashlib.sha256(data).hexdigest()
+    objects.create_same(lake.optout_matched(sha256), data)
+    return sha256
+
+
+def read_matched(lake: Lake, digests: Sequence[str], requests: Collection[str]) -> pa.Table | None:
+    """The rows of these requests in these files; None: there are none.
+
+    Raises:
+        MissingObject, CorruptError: a file is gone, or has other bytes.
+    """
+    wanted = pa.array(sorted(requests), pa.string())
+
+    def read(sha256: str) -> pa.Table:
+        uri = lake.optout_matched(sha256)
+        data = objects.read_bytes(uri)
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise CorruptError("the matched samples are not those that the ledger names", uri, "Restore the object")
+        rows = pq.read_table(pa.BufferReader(data))
+        return rows.filter(pc.is_in(rows["request"], value_set=wanted))
+
+    with ThreadPoolExecutor(READERS) as pool:
+        return together(pool.map(read, digests))
+
+
+def together(tables: Iterable[pa.Table | None]) -> pa.Table | None:
+    """All rows; None: there are none."""
+    some = [table for table in tables if table is not None and table.num_rows]
+    return pa.concat_tables([table.cast(some[0].schema) for table in some]) if some else None
+
+
+def in_order(rows: pa.Table) -> pa.Table:
+    """Sorted as a step's rows are."""
+    return rows.sort_by([(name, "ascending") for name in ORDER]).combine_chunks()
+
+
+def not_in(rows: pa.Table, known: pa.Table | None) -> pa.Table:
+    """Rows with a place, each request and place once, without those that are known."""
+    import polars as pl
+
+    frame = pl.from_arrow(rows.select([*PLACE, "part"])).with_row_index("row")
+    frame = frame.filter(pl.col("part") != "", pl.col("shard").is_not_null()).unique(PLACE, keep="first")
+    if known is not None:
+        frame = frame.join(pl.from_arrow(known.select(PLACE)), on=PLACE, how="anti")
+    return rows.take(pa.array(frame["row"].sort().to_numpy()))
+
+
+def requests_with_news(rows: pa.Table, known: pa.Table | None) -> set[str]:
+    """Requests of which `rows` has a picture or an id that `known` does not have."""
+    import polars as pl
+
+    news: set[str] = set()
+    for column in ("sha256", "id"):
+        frame = pl.from_arrow(rows.select(["request", column])).unique()
+        if known is not None:
+            frame = frame.join(pl.from_arrow(known.select(["request", column])), on=["request", column], how="anti")
+        news.update(frame["request"].to_list())
+    return news
+
+
+def places_and_ids(rows: pa.Table) -> tuple[Places, dict[str, tuple[str, ...]]]:
+    """What a step says of its rows, by request."""
+    import polars as pl
+
+    frame = pl.from_arrow(rows.select([*PLACE, "id"]))
+    places: Places = {}
+    grouped = frame.group_by("request", "shard").agg(pl.col("index").unique().sort()).sort("request", "shard")
+    for request, shard, indices in grouped.iter_rows():
+        places.setdefault(request, {})[shard] = tuple(indices)
+    ids = frame.group_by("request").agg(pl.col("id").unique().sort()).sort("request")
+    return places, {request: tuple(each) for request, each in ids.iter_rows()}

@@ -1,0 +1,126 @@
+"""Where the samples of a request lie: as the ledger has it, and as a search of every part finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from smalti import objects
+from smalti.curation.readers import PartReader
+from smalti.errors import MissingObject
+from smalti.lake import Lake
+from smalti.optouts.ledger_rows import in_order
+from smalti.release.optouts import OptoutSnapshot
+from smalti.shards.part import Part
+
+_ROWS = 1 << 20
+"""Rows of samples.parquet that are searched at a time."""
+
+
+@dataclass
+class Places:
+    """Attributes:
+    rows: id, source, how, shard and index of each, in the ledger's order.
+    pictures: sha256 that no other sample may have.
+    keys: places of the request's keys that name a sample.
+    shards: basename -> index -> id; what the search finds is added.
+    parts, searched: whose rows were searched, and how many.
+    """
+
+    rows: list[dict[str, Any]]
+    ids: frozenset[str]
+    pictures: frozenset[str]
+    keys: frozenset[int]
+    shards: dict[str, dict[int, str]]
+    parts: int = 0
+    searched: int = 0
+    _frames: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, matched: pa.Table | None) -> Places:
+        """From the rows that steps of the ledger have matched; None: there are none."""
+        if matched is None:
+            return cls([], frozenset(), frozenset(), frozenset(), {})
+        matched = in_order(matched)
+        rows = matched.select(["id", "source", "how", "shard", "index"]).to_pylist()
+        keys = zip(matched["key"].to_pylist(), matched["how"].to_pylist(), strict=True)
+        shards: dict[str, dict[int, str]] = {}
+        for row in rows:
+            shards.setdefault(row["shard"], {})[row["index"]] = row["id"]
+        return cls(
+            rows,
+            frozenset(row["id"] for row in rows),
+            _pictures(matched),
+            frozenset(key for key, how in keys if how == "key"),
+            shards,
+        )
+
+    def search(self, lake: Lake, parts: Mapping[str, Part], snapshot: OptoutSnapshot) -> list[str]:
+        """Look for these pictures and ids in every part. Returns a line for each place that the snapshot lacks."""
+        faults: list[str] = []
+        named = {shard: frozenset(indices) for shard, indices in snapshot.shards.items()}
+        for part in parts.values():
+            try:
+                for name, shard, index in self._hits(lake, part):
+                    self.shards.setdefault(shard, {})[index] = name
+                    if index not in named.get(shard, ()):
+                        faults.append(f"{name} is in {shard} at {index}, which snapshot {snapshot.position} lacks")
+            except MissingObject:
+                if objects.exists(lake.part_commit(part.source, part.name)):
+                    raise
+                continue  # it was collected meanwhile
+            self.parts, self.searched = self.parts + 1, self.searched + part.samples
+        return faults
+
+    def _hits(self, lake: Lake, part: Part) -> list[tuple[str, str, int]]:
+        """(id, shard, index) of what has one of the pictures or ids."""
+        import polars as pl
+
+        if not self.rows:
+            return []
+        reader = PartReader(lake, (part,))
+        ids, pictures, begins = self._wanted(part.source)
+        found: list[tuple[str, str, int]] = []
+        for start in range(0, part.samples, _ROWS):
+            light = reader.read(0, ["sha256_0", *(["id"] if len(ids) else [])], start, _ROWS)
+            maybe = pl.col("sha256_0").is_in(begins.implode())
+            if len(ids):
+                maybe |= pl.col("id").is_in(ids.implode())
+            if light.select(maybe.any()).item():
+                rows = reader.read(0, ["id", "sha256", "shard", "index"], start, _ROWS)
+                rows = rows.filter(pl.col("sha256").is_in(pictures.implode()) | pl.col("id").is_in(ids.implode()))
+                found += rows.select("id", "shard", "index").iter_rows()
+        return found
+
+    def _wanted(self, source: str) -> tuple[Any, Any, Any]:
+        """Ids of a source, pictures, and the first 64 bits of those, as polars Series."""
+        import polars as pl
+
+        if source not in self._frames:
+            pictures = sorted(self.pictures)
+            self._frames[source] = (
+                pl.Series(sorted(name for name in self.ids if name.startswith(f"{source}/")), dtype=pl.String),
+                pl.Series(pictures, dtype=pl.String),
+                pl.Series([int(each[:16], 16) for each in pictures], dtype=pl.UInt64),
+            )
+        found: tuple[Any, Any, Any] = self._frames[source]
+        return found
+
+
+def _pictures(matched: pa.Table) -> frozenset[str]:
+    """sha256 of what may be nobody else's.
+
+    An id stays out when it is delivered again, and what it shows then (a stand-in, perhaps) is no picture that was asked for. Rows
+    do not tell that from a copy: of an id with several pictures, those that no key names are looked for by the id alone.
+    """
+    columns = (matched[name].to_pylist() for name in ("id", "sha256", "how"))
+    pictures: dict[str, dict[str, bool]] = {}
+    for name, sha256, how in zip(*columns, strict=True):
+        named = pictures.setdefault(name, {})
+        named[sha256] = named.get(sha256, False) or how == "key"
+    return frozenset(
+        sha256 for named in pictures.values() for sha256, by_key in named.items() if by_key or len(named) == 1
+    )
