@@ -73,7 +73,7 @@ def below(hosts: Any, domains: Any) -> Any:
     frame, found = hosts.select("host", value="spelled"), []
     while frame.height:
         found.append(frame.filter(pl.col("value").is_in(domains.implode())))
-        frame = frame.with_columns(pl.col("value").str.splitn(".", 2).struct.field("field_1")).drop_nulls()
+        frame = frame.with_columns(value=pl.col("value").str.splitn(".", 2).struct.field("field_1")).drop_nulls()
     return pl.concat(found) if found else frame
 
 
