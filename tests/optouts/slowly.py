@@ -107,5 +107,3 @@ def near(sample: Sample, other: Sample) -> bool:
     close = bits == 0 if sample.flat or other.flat else bits <= NEAR_DISTANCE
     apart = sum(abs(a - b) for a, b in zip(sample.colour, other.colour, strict=True)) / len(sample.colour)
     return close and apart <= NEAR_COLOURS
-
-

@@ -70,10 +70,15 @@ def _is_url(text: str) -> bool:
 
 @st.composite
 def requests(draw: st.DrawFn) -> list[Request]:
-    return [request(*(_keys(draw) for _ in range(draw(st.integers(1, 3)))), name=f"r{n}") for n in range(draw(st.integers(1, 3)))]
+    return [
+        request(*(_keys(draw) for _ in range(draw(st.integers(1, 3)))), name=f"r{n}")
+        for n in range(draw(st.integers(1, 3)))
+    ]
 
 
-PARTS = st.lists(st.tuples(st.sampled_from(["s1", "s2"]), st.lists(samples(), min_size=1, max_size=6)), min_size=1, max_size=4)
+PARTS = st.lists(
+    st.tuples(st.sampled_from(["s1", "s2"]), st.lists(samples(), min_size=1, max_size=6)), min_size=1, max_size=4
+)
 
 
 def made(lake: Lake, parts: Sequence[tuple[str, Sequence[Sample]]]) -> tuple[list[Part], dict[str, Sequence[Sample]]]:
@@ -81,7 +86,9 @@ def made(lake: Lake, parts: Sequence[tuple[str, Sequence[Sample]]]) -> tuple[lis
     return committed, {f"{part.source}/{part.name}": rows for part, (_, rows) in zip(committed, parts, strict=True)}
 
 
-def check(rows: pa.Table, asked: Request, parts: dict[str, Sequence[Sample]], known: Sequence[tuple[str, str, Sample]] = ()) -> set[int]:
+def check(
+    rows: pa.Table, asked: Request, parts: dict[str, Sequence[Sample]], known: Sequence[tuple[str, str, Sample]] = ()
+) -> set[int]:
     """Returns the keys that name nothing in these parts."""
     direct, copies, unmatched = slowly(parts, asked, known)
     found = {}
@@ -91,7 +98,11 @@ def check(rows: pa.Table, asked: Request, parts: dict[str, Sequence[Sample]], kn
             assert place not in found
             found[place] = (row["how"], row["key"])
             sample = parts[place[0]][place[1]]
-            assert (row["id"], row["sha256"], row["phash"]) == (f"{row['source']}/{sample.key}", sample.sha256, sample.phash)
+            assert (row["id"], row["sha256"], row["phash"]) == (
+                f"{row['source']}/{sample.key}",
+                sample.sha256,
+                sample.phash,
+            )
             assert (row["colour"] or sample.colour, row["width"], row["height"]) == (sample.colour, *sample.size)
     assert {place for place, (how, _) in found.items() if how == "key"} == set(direct)
     assert {place for place, (how, _) in found.items() if how == "copy"} == set(copies)
@@ -125,13 +136,21 @@ def _check_near(rows: pa.Table, asked: Request, parts: dict[str, Sequence[Sample
         for at, sample in enumerate(samples)
     }
     reached = {(row["part"], row["shard"], row["index"]) for row in matched.to_pylist() if row["request"] == asked.id}
-    of = [places[row["part"], row["shard"], row["index"]] for row in matched.to_pylist() if row["request"] == asked.id and row["how"] == "key"]
+    of = [
+        places[row["part"], row["shard"], row["index"]]
+        for row in matched.to_pylist()
+        if row["request"] == asked.id and row["how"] == "key"
+    ]
     for key in asked.keys:
         if key.fingerprint is not None:
             its = key.fingerprint
             of.append(Sample("", "", its.phash, bytes.fromhex(its.colour), its.flat))
-    expected = {place for place, sample in places.items() if place not in reached and any(near(one, sample) for one in of)}
-    assert {(row["part"], row["shard"], row["index"]) for row in rows.to_pylist() if row["request"] == asked.id} == expected
+    expected = {
+        place for place, sample in places.items() if place not in reached and any(near(one, sample) for one in of)
+    }
+    assert {
+        (row["part"], row["shard"], row["index"]) for row in rows.to_pylist() if row["request"] == asked.id
+    } == expected
 
 
 @settings(max_examples=30, suppress_health_check=list(HealthCheck))

@@ -81,7 +81,6 @@ class Direct:
     @cached_property
     def _sources(self) -> frozenset[str]:
         """Of the sample ids that are asked for."""
-        import polars as pl
 
         ids = self._of(KeyKind.ID)
         return frozenset(ids["value"].str.splitn("/", 2).struct.field("field_0").unique())
@@ -193,4 +192,4 @@ def rows_of(ids: Any, reader: Reader) -> Any:
 
 def as_rows(frame: Any) -> Ints:
     """The column `row`, ascending, each once."""
-    return np.unique(frame["row"].to_numpy()).astype(np.int64)
+    return np.asarray(np.unique(frame["row"].to_numpy()), np.int64)

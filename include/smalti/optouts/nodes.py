@@ -114,7 +114,7 @@ class Nodes:
 
     def colour(self, nodes: Ints) -> Thumbnails:
         """Of nodes that were loaded: uint8 (n, THUMBNAIL)."""
-        return self._colour[self._at[nodes]]
+        return np.asarray(self._colour[self._at[nodes]])
 
     def alike(self, ones: Ints, others: Ints) -> Mask:
         """Whether nodes of near hashes, all HASHED and loaded, show the same picture."""

@@ -118,22 +118,27 @@ def origins(nodes: Nodes, keys: Pictures, found: Any) -> Pictures:
         "kind": keys.kind,
         "picture": np.arange(len(keys)),
     })
-    of_keys = of_keys.with_columns(row=pl.lit(-1, pl.Int64)).sort("request", "key")
+    of_keys = of_keys.with_columns(row=pl.lit(-1, pl.Int64), content=pl.col("picture").cast(pl.UInt64)).sort(
+        "request", "key"
+    )
     rows = found["row"].to_numpy()
     samples = found.select(pl.col("request", "key").cast(pl.Int64), "row").with_columns(
-        phash=pl.Series(nodes.prints.phash[rows]), kind=pl.Series(nodes.prints.kind[rows]), picture=pl.lit(-1, pl.Int64)
+        phash=pl.Series(nodes.prints.phash[rows]),
+        kind=pl.Series(nodes.prints.kind[rows]),
+        picture=pl.lit(-1, pl.Int64),
+        content=pl.Series(nodes.prints.sha256[rows]),
     )
     samples = samples.filter(pl.col("kind") > 0).sort(first)
     both = pl.concat([of_keys, samples.select(of_keys.columns)])
-    both = both.unique(["request", "phash", "kind"], keep="first", maintain_order=True)
+    both = both.unique(["request", "phash", "kind", "content"], keep="first", maintain_order=True)
     both = both.group_by("request", maintain_order=True).head(NEAR_ORIGINS)
     picture, row = both["picture"].to_numpy(), both["row"].to_numpy()
     colour = np.empty((both.height, THUMBNAIL), np.uint8)
     colour[picture >= 0] = keys.colour[picture[picture >= 0]]
     rows, place = np.unique(row[picture < 0], return_inverse=True)
     colour[picture < 0] = nodes.thumbnails(rows)[place]
-    columns = (both[name].to_numpy() for name in ("request", "key", "phash", "kind"))
-    return Pictures(*columns, colour, np.zeros(both.height))
+    request, key, phash, kind = (both[name].to_numpy() for name in ("request", "key", "phash", "kind"))
+    return Pictures(request, key, phash, kind, colour, np.zeros(both.height))
 
 
 @dataclass(frozen=True)

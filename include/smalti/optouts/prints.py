@@ -84,7 +84,7 @@ class Prints:
         def look(rows: slice) -> Ints:
             alike = near.places(self.phash[rows])
             alike = alike[self.kind[rows][alike] == HASHED]
-            return rows.start + np.union1d(alike, bytes_.places(self.sha256[rows]))
+            return np.asarray(rows.start + np.union1d(alike, bytes_.places(self.sha256[rows])), np.int64)
 
         return np.concatenate([np.empty(0, np.int64), *_blocks(len(self.sha256), look)])
 
@@ -195,5 +195,5 @@ def _masks(distance: int, count: int) -> list[np.uint64]:
 
 def _cost(bands: int, distance: int, count: int) -> float:
     """Of one other: to ask whether its slot is taken for each choice; where it is, a search and comparisons, some twenty times as much."""
-    agreeing = count / 2.0 ** (_INFORMATION * (bands - distance) / bands)
-    return comb(bands, distance) * (1 + 20 * min(agreeing, 1 / 32) + 20 * agreeing)
+    agreeing: float = count / 2.0 ** (_INFORMATION * (bands - distance) / bands)
+    return float(comb(bands, distance)) * (1 + 20 * min(agreeing, 1 / 32) + 20 * agreeing)
