@@ -15,7 +15,7 @@ from smalti.optouts.match import match_parts
 from smalti.optouts.matched import MATCHED
 from smalti.optouts.request import Request
 from smalti.shards.part import Part
-from tests.optouts.making import Sample, brighter, image_key, put_part, request
+from tests.optouts.making import Sample, brighter, image_key, named, put_part, request
 from tests.optouts.slowly import near, slowly
 
 HASHES = (0x0, 0x3, 0xF, 0x3F, 0xFF, 1 << 60, 0x1234_5678_9ABC_DEF0)
@@ -169,3 +169,20 @@ def test_a_later_part_is_compared_with_what_was_matched_before(
             mine = [row for row in known.to_pylist() if row["request"] == each.id]
             told = [(r["id"], r["how"], by_part[r["part"]][4 * int(r["shard"][-9:-4]) + r["index"]]) for r in mine]
             check(new.rows, each, {f"{p.source}/{p.name}": by_part[f"{p.source}/{p.name}"] for p in after}, told)
+
+
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@given(PARTS, PARTS, requests())
+def test_in_two_steps_it_is_what_it_is_in_one(
+    parts: list[tuple[str, list[Sample]]], later: list[tuple[str, list[Sample]]], asked: list[Request]
+) -> None:
+    """A sample of the later parts may join two of the earlier ones."""
+    with tempfile.TemporaryDirectory() as folder:
+        lake = Lake.at(folder)
+        committed, _ = made(lake, [*parts, *later])
+        before, after = committed[: len(parts)], committed[len(parts) :]
+        place = ("request", "how", "part", "shard", "index")
+        known = match_parts(lake, before, asked).rows
+        new = match_parts(lake, after, asked, known, covered=before).rows
+        assert not named(known, *place) & named(new, *place)
+        assert named(known, *place) | named(new, *place) == named(match_parts(lake, committed, asked).rows, *place)

@@ -40,6 +40,7 @@ def match_parts(
     requests: Sequence[Request],
     known: pa.Table | None = None,
     *,
+    covered: Sequence[Part] = (),
     near: int = NEAR_LISTED,
 ) -> Matched:
     """Match requests with samples.parquet of parts.
@@ -48,25 +49,48 @@ def match_parts(
         parts: committed ones, of any sources, each once.
         known: MATCHED, what these requests have matched elsewhere: what its rows of a key show, over copies of copies, is matched here as well, and
             what has one of its ids; its places are not listed again.
+        covered: other parts, which `known` is of. A copy in `parts` may be what joins something in them to what is known: they are looked at again
+            for the copies of what is new, if anything is.
         near: rows that only look much alike which are listed for a request at most; 0: none is looked for.
     Raises:
         MissingObject: a samples.parquet is not there.
         CorruptError: one is damaged.
     """
-    ordered = sorted(parts, key=lambda part: (part.source, part.name))
-    reader = PartReader(lake, tuple(ordered))
-    found = match_rows(reader, requests, MATCHED.empty_table() if known is None else known, near)
-    labels = [f"{part.source}/{part.name}" for part in ordered]
-    rows = table_of(reader, labels, found.nodes, requests, found.entries)
-    if known is not None:
-        rows = _without(rows, known)
+    known = MATCHED.empty_table() if known is None else known
+    sides = _Side.of(lake, parts), _Side.of(lake, covered)
+    found = match_rows(sides[0].reader, requests, known, near)
+    new = rows = _without(sides[0].table(found, found.entries, requests), known)
+    turn = 1
+    while covered and new.num_rows:
+        has_new = set(new["request"].to_pylist())
+        some = [each for each in requests if each.id in has_new]
+        seen = pa.concat_tables([known, rows])
+        more = match_rows(sides[turn].reader, some, seen, 0, keys=False)
+        new = _without(sides[turn].table(more, more.entries, some), seen)
+        rows, turn = pa.concat_tables([rows, new]), 1 - turn
     return Matched(
-        rows,
-        table_of(reader, labels, found.nodes, requests, found.near),
+        rows.sort_by([(name, "ascending") for name in ORDER]),
+        sides[0].table(found, found.near, requests),
         found.unmatched,
         {requests[number].id: count for number, count in sorted(found.near_found.items())},
         {requests[number].id: count for number, count in sorted(found.near_unseen.items())},
     )
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Parts that are read together, in an order that does not depend on the caller's."""
+
+    reader: PartReader
+    labels: tuple[str, ...]
+
+    @classmethod
+    def of(cls, lake: Lake, parts: Sequence[Part]) -> _Side:
+        ordered = sorted(parts, key=lambda part: (part.source, part.name))
+        return cls(PartReader(lake, tuple(ordered)), tuple(f"{part.source}/{part.name}" for part in ordered))
+
+    def table(self, found: Found, entries: Any, requests: Sequence[Request]) -> pa.Table:
+        return table_of(self.reader, self.labels, found.nodes, requests, entries)
 
 
 @dataclass(frozen=True)
@@ -81,13 +105,16 @@ class Found:
     nodes: Nodes | None
 
 
-def match_rows(reader: Reader, requests: Sequence[Request], known: pa.Table, near_limit: int) -> Found:
-    """Match requests with the rows of a reader."""
+def match_rows(
+    reader: Reader, requests: Sequence[Request], known: pa.Table, near_limit: int, *, keys: bool = True
+) -> Found:
+    """Match requests with the rows of a reader. Without `keys` only with what is known of them."""
     import polars as pl
 
-    pictures = Pictures.of_keys(requests)
+    asked = requests if keys else ()
+    pictures = Pictures.of_keys(asked)
     before = _known(known, requests)
-    direct = Direct.of(requests).find(reader)
+    direct = Direct.of(asked).find(reader)
     if not (direct.height or before.height or len(pictures)):
         nothing = _labelled(direct, KEY)
         return Found(nothing, nothing, _unmatched(requests, direct, before), {}, {}, None)
