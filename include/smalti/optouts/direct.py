@@ -36,6 +36,32 @@ def over_chunks(reader: Reader, work: Callable[[int, int, int], Outcome]) -> Ite
         yield from pool.map(lambda each: work(*each), chunks)
 
 
+_GROUP = 1 << 17
+"""Rows of a row group of samples.parquet: what is read for a single row."""
+
+
+def gather(reader: Reader, columns: Sequence[str], rows: Ints) -> Iterator[tuple[slice, int, Any]]:
+    """Some columns of some rows (ascending): their places in `rows`, their part and a polars frame; in their order.
+
+    Where few rows are asked for no more is read than the row groups that they are in.
+    """
+    starts = starts_of(reader)
+    part = np.searchsorted(starts, rows, "right") - 1
+    groups = np.unique(part * (1 << 40) + (rows - starts[part]) // _GROUP)
+    step = _GROUP if 2 * len(groups) * _GROUP < int(starts[-1]) else ROWS
+    at = (rows - starts[part]) // step
+    bounds = np.append(np.flatnonzero(np.append(True, (np.diff(part) != 0) | (np.diff(at) != 0))), len(rows))
+
+    def read(low: int, high: int) -> tuple[slice, int, Any]:
+        number, start = int(part[low]), int(at[low]) * step
+        frame = reader.read(number, columns, start, step)
+        return slice(low, high), number, frame[rows[low:high] - int(starts[number]) - start]
+
+    if len(rows):
+        with ThreadPoolExecutor(AHEAD) as pool:
+            yield from pool.map(lambda each: read(*each), zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
+
+
 @dataclass(frozen=True)
 class Direct:
     """The keys of some requests; requests are named by their place.
@@ -128,8 +154,9 @@ class Direct:
 
         def more(column: str, rows: Any) -> Any:
             """Another column of some of these rows, as `value`."""
-            texts = reader.read(part, [column], start, ROWS)[column].gather(rows - first)
-            return pl.DataFrame({"row": rows, "value": texts})
+            rows = rows.sort()
+            texts = [frame[column] for _, _, frame in gather(reader, [column], rows.to_numpy())]
+            return pl.DataFrame({"row": rows, "value": pl.concat(texts)})
 
         if KEYS[0] in columns:
             keys, values = self._sha256
@@ -147,7 +174,9 @@ class Direct:
         hosts = spelled_hosts(frame["host"])
         domains, values = self._domains
         if domains.height:
-            yield _hits(frame.join(below(hosts, values), on="host").select("row", "value"), domains)
+            inside = below(hosts, values)
+            some = frame.filter(pl.col("host").is_in(inside["host"].implode()))
+            yield _hits(some.join(inside, on="host").select("row", "value"), domains)
         urls, prefixes, cuts, wanted = self._urls
         if not len(wanted):
             return
@@ -157,7 +186,7 @@ class Direct:
         )  # a URL that says no host may be a prefix's
         if not some.height:
             return
-        some = some.join(hosts, on="host", how="left").select("row", host="spelled")
+        some = some.join(hosts, on="host", how="left").select("row", host="spelled").sort("row")
         some = some.with_columns(more("url", some["row"])["value"]).drop_nulls("value")
         some = some.join(spelled_urls(some["value"]), on="value").select("row", "host", "spelled")
         yield _hits(some.select("row", value="spelled"), urls, urls["value"])

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from smalti.curation.load import read_rows
 from smalti.curation.readers import PartReader, Reader
 from smalti.lake import Lake
-from smalti.optouts.direct import Direct, as_rows, rows_of
+from smalti.optouts.direct import Direct, as_rows, gather, rows_of
 from smalti.optouts.matched import COPY, KEY, MATCHED, NEAR, ORDER, Matched
 from smalti.optouts.nodes import Nodes
 from smalti.optouts.pictures import Pictures, near, origins
@@ -180,7 +179,7 @@ def _same_ids(reader: Reader, found: Any, before: Any) -> Any:
 
     rows = as_rows(found)
     ids: list[Any] = [pl.DataFrame(schema={"id": pl.String, "row": pl.Int64})]
-    read_rows(reader, ["id"], rows, lambda at, _, frame: ids.append(frame.with_columns(row=pl.Series(rows[at]))))
+    ids += [frame.with_columns(row=pl.Series(rows[at])) for at, _, frame in gather(reader, ["id"], rows)]
     named = pl.concat([
         pl.concat([each.select("id", "row") for each in ids]).join(found, on="row").select("id", "request", "key"),
         before.select("id", "request", "key"),
@@ -202,12 +201,10 @@ def table_of(
     if nodes is None or not len(rows):
         return MATCHED.empty_table()
     columns = ["id", "sha256", "phash", "flat", "width", "height", "tier", "ar", "shard", "index"]
-    frames: list[Any] = []
-
-    def take(_: slice, part: int, frame: Any) -> None:
-        frames.append(frame.with_columns(source=pl.lit(reader.sources[part]), part=pl.lit(labels[part])))
-
-    read_rows(reader, columns, rows, take)
+    frames = [
+        frame.with_columns(source=pl.lit(reader.sources[part]), part=pl.lit(labels[part]))
+        for _, part, frame in gather(reader, columns, rows)
+    ]
     colour = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(THUMBNAIL), len(rows), [None, pa.py_buffer(np.ascontiguousarray(nodes.thumbnails(rows)))]
     )

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from smalti.curation.copies import ASPECT_TOLERANCE
-from smalti.curation.load import read_rows, read_thumbnails
+from smalti.curation.load import read_thumbnails
 from smalti.curation.near import Ints, Keys, Mask
 from smalti.curation.readers import Reader, Thumbnails
 from smalti.images.fingerprint import colours_agree_pairs
+from smalti.optouts.direct import gather
 from smalti.optouts.prints import HASHED, Prints, as_keys, kind_of
 from smalti.shards.samples import KEYS, THUMBNAIL, keys_of
 
@@ -70,11 +71,8 @@ class Nodes:
         if not len(new):
             return
         second, ratio = np.empty(len(new), np.uint64), np.empty(len(new), np.float64)
-
-        def take(places: slice, part: int, frame: Any) -> None:
+        for places, _, frame in gather(self.reader, [KEYS[1], "width", "height"], new):
             second[places], ratio[places] = as_keys(frame[KEYS[1]]), _ratio(frame)
-
-        read_rows(self.reader, [KEYS[1], "width", "height"], new, take)
         self._of_rows = np.concatenate([self._of_rows, np.arange(len(self), len(self) + len(new))])
         self._rows = np.concatenate([self._rows, new])
         order = np.argsort(self._rows, kind="stable")

@@ -22,9 +22,6 @@ from smalti.shards.samples import KEYS
 NONE, FLAT, HASHED = 0, 1, 2
 """A sample has no hash; one that tells nothing; one that may tell that it is a copy."""
 
-FEW = 16
-"""Hashes up to which each is compared with everything. Each costs as much as a look at everything by a few of its bits."""
-
 Outcome = TypeVar("Outcome")
 
 
@@ -113,7 +110,7 @@ class Neighbours:
 
     Attributes:
         values: ascending, each once.
-        looks: for each choice of bands: its bits, places of the values in the order of these bits, these bits, and slots that they take.
+        looks: none where each value is compared; else for each choice of bands: its bits, places of the values in the order of these bits, these bits, and slots that they take.
     """
 
     values: Keys
@@ -123,7 +120,7 @@ class Neighbours:
     @classmethod
     def of(cls, values: Keys, distance: int) -> Neighbours:
         values = np.unique(values)
-        masks = [] if len(values) <= FEW else _masks(distance, len(values))
+        masks = _masks(distance, len(values))
         looks = []
         for mask in masks:
             bits = values & mask
@@ -181,13 +178,21 @@ def _slots(bits: Keys, count: int) -> Ints:
     return (bits * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(64 - _slot_bits(count))).view(np.int64)
 
 
+_COMPARED = 0.2
+"""What it costs to compare one value with another one, as `_cost` counts."""
+
 _INFORMATION = 35.0
 """Bits that a hash tells: 40 are used, half of them ones (`smalti.curation.near`), less what pictures have in common."""
 
 
 def _masks(distance: int, count: int) -> list[np.uint64]:
-    """The bits to agree in, for each choice of bands; the number of bands is what costs least for so many values."""
+    """The bits to agree in, for each choice of bands; the number of bands is what costs least for so many values.
+
+    None where it costs less to compare each value with everything.
+    """
     bands = min(range(distance + 1, distance + 7), key=lambda each: _cost(each, distance, count))
+    if count * _COMPARED <= _cost(bands, distance, count):
+        return []
     edges = [64 * band // bands for band in range(bands + 1)]
     each_band = [(1 << edges[band + 1]) - (1 << edges[band]) for band in range(bands)]
     return [np.uint64(sum(chosen)) for chosen in combinations(each_band, bands - distance)]
