@@ -28,7 +28,7 @@ def one_by_one(kind: KeyKind, value: str) -> str:
 @given(st.lists(TEXTS, max_size=20))
 def test_a_column_is_spelled_as_its_texts_are(texts: list[str]) -> None:
     for kind, found in (
-        (KeyKind.URL, spelled_urls(pl.Series(texts, dtype=pl.String))),
+        (KeyKind.URL, spelled_urls(pl.DataFrame({"url": texts}, schema={"url": pl.String}))),
         (KeyKind.DOMAIN, spelled_hosts(pl.Series(texts, dtype=pl.String)).rename({"host": "value"})),
     ):
         assert dict(found.iter_rows()) == {each: one_by_one(kind, each) for each in texts}

@@ -187,8 +187,7 @@ class Direct:
         if not some.height:
             return
         some = some.join(hosts, on="host", how="left").select("row", host="spelled").sort("row")
-        some = some.with_columns(more("url", some["row"])["value"]).drop_nulls("value")
-        some = some.join(spelled_urls(some["value"]), on="value").select("row", "host", "spelled")
+        some = spelled_urls(some.with_columns(url=more("url", some["row"])["value"]).drop_nulls("url"))
         yield _hits(some.select("row", value="spelled"), urls, urls["value"])
         yield _hits(cuts.find(some), prefixes)
 

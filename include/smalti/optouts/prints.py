@@ -160,9 +160,12 @@ class Neighbours:
             for at in range(0, len(others), chunk)
         ]
         some = np.concatenate([np.empty(0, np.int64), *slots])
+        some = some[np.argsort(others[some] & mask)]  # what is looked up in order is looked up in the cache
         bits = others[some] & mask
-        low, high = np.searchsorted(ordered, bits, "left"), np.searchsorted(ordered, bits, "right")
-        counts = high - low
+        low = np.searchsorted(ordered, bits)
+        hit = np.flatnonzero(ordered[np.minimum(low, len(ordered) - 1)] == bits)
+        some, low = some[hit], low[hit]
+        counts = np.searchsorted(ordered, bits[hit], "right") - low
         one = np.repeat(some, counts)
         two = order[np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(len(one))]
         close = np.bitwise_count(others[one] ^ self.values[two]) <= self.distance
@@ -190,7 +193,7 @@ def _masks(distance: int, count: int) -> list[np.uint64]:
 
     None where it costs less to compare each value with everything.
     """
-    bands = min(range(distance + 1, distance + 7), key=lambda each: _cost(each, distance, count))
+    bands = min(range(distance + 1, distance + 5), key=lambda each: _cost(each, distance, count))
     if count * _COMPARED <= _cost(bands, distance, count):
         return []
     edges = [64 * band // bands for band in range(bands + 1)]

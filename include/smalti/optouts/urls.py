@@ -37,26 +37,22 @@ def host_of(key: str) -> str:
 
 def spelled_hosts(hosts: Any) -> Any:
     """A polars frame of the distinct hosts of a column: host, spelled."""
-    return _all_spelled(KeyKind.DOMAIN, hosts, _PLAIN_HOST).rename({"value": "host"})
+    frame = hosts.drop_nulls().unique().alias("host").to_frame()
+    return _with_spelled(KeyKind.DOMAIN, frame, "host", _PLAIN_HOST)
 
 
-def spelled_urls(urls: Any) -> Any:
-    """A polars frame of the distinct URLs of a column: value, spelled."""
-    return _all_spelled(KeyKind.URL, urls, _PLAIN_URL)
+def spelled_urls(frame: Any) -> Any:
+    """The frame with `spelled` of its column `url`, which has no null; its rows in another order."""
+    return _with_spelled(KeyKind.URL, frame, "url", _PLAIN_URL)
 
 
-def _all_spelled(kind: KeyKind, values: Any, plain: str) -> Any:
+def _with_spelled(kind: KeyKind, frame: Any, column: str, plain: str) -> Any:
     import polars as pl
 
-    frame = values.drop_nulls().unique().alias("value").to_frame()
-    frame = frame.with_columns(plain=pl.col("value").str.contains(plain))
-    odd = frame.filter(~pl.col("plain"))["value"]
-    spelled = pl.DataFrame(
-        {"value": odd, "spelled": [_spelled(kind, each) for each in odd]},
-        schema={"value": pl.String, "spelled": pl.String},
-    )
-    same = frame.filter("plain").select("value", spelled="value")
-    return pl.concat([same, spelled])
+    is_plain = frame[column].str.contains(plain)
+    same, odd = frame.filter(is_plain), frame.filter(~is_plain)
+    spelled = pl.Series([_spelled(kind, each) for each in odd[column]], dtype=pl.String)
+    return pl.concat([same.with_columns(spelled=column), odd.with_columns(spelled=spelled)])
 
 
 def _spelled(kind: KeyKind, value: str) -> str:
