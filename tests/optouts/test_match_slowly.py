@@ -111,7 +111,7 @@ def check(
     return unmatched
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(PARTS, requests(), st.randoms())
 def test_what_is_found_is_what_a_plain_comparison_finds(
     parts: list[tuple[str, list[Sample]]], asked: list[Request], random: object
@@ -153,7 +153,7 @@ def _check_near(rows: pa.Table, asked: Request, parts: dict[str, Sequence[Sample
     } == expected
 
 
-@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
 @given(PARTS, PARTS, requests())
 def test_a_later_part_is_compared_with_what_was_matched_before(
     parts: list[tuple[str, list[Sample]]], later: list[tuple[str, list[Sample]]], asked: list[Request]
@@ -171,7 +171,7 @@ def test_a_later_part_is_compared_with_what_was_matched_before(
             check(new.rows, each, {f"{p.source}/{p.name}": by_part[f"{p.source}/{p.name}"] for p in after}, told)
 
 
-@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 @given(PARTS, PARTS, requests())
 def test_in_two_steps_it_is_what_it_is_in_one(
     parts: list[tuple[str, list[Sample]]], later: list[tuple[str, list[Sample]]], asked: list[Request]

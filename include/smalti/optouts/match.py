@@ -124,10 +124,11 @@ def match_rows(
     direct = pl.concat([direct, pictures.find(nodes)])
     unmatched = _unmatched(requests, direct, before)
     direct = direct.group_by("row", "request").agg(pl.col("key").min()).sort("row", "request")
-    earlier = before.filter(pl.col("how") == KEY).join(others, on=content, nulls_equal=True)
+    own = before.join(others, on=content, nulls_equal=True)
+    earlier = own.filter(pl.col("how") == KEY)
     here = direct.with_columns(node=pl.Series(nodes.at(direct["row"].to_numpy())))
     columns = [pl.col("node").cast(pl.Int64), "request", "key"]
-    reached = spread(nodes, pl.concat([here.select(columns), earlier.select(columns)]), len(requests))
+    reached = spread(nodes, pl.concat([here.select(columns), earlier.select(columns)]), own, len(requests))
     reached = reached.with_columns(row=pl.Series(nodes.row[reached["node"].to_numpy()])).filter(pl.col("row") >= 0)
     copies = reached.select("row", "request", "key").join(direct, on=["row", "request"], how="anti")
     found = pl.concat([_labelled(direct, KEY), _labelled(copies, COPY)])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from smalti.curation.copies import ASPECT_TOLERANCE
-from smalti.curation.near import Ints, Keys
+from smalti.curation.near import Ints, Keys, Mask
 from smalti.images.fingerprint import RECOMMENDED_DISTANCE as DISTANCE
 from smalti.optouts.nodes import Nodes
 from smalti.optouts.prints import HASHED, Neighbours
@@ -28,9 +28,15 @@ _PAIRS = 1 << 22
 
 @dataclass
 class _Entries:
-    """Nodes that requests have reached, each once: code = node * requests + request."""
+    """Nodes that requests have reached, each once: code = node * requests + request.
+
+    Attributes:
+        own: codes of nodes that are not in the reader (the first `others` of all): what one request has matched before is no bridge for another.
+    """
 
     requests: int
+    own: Ints
+    others: int
     codes: Ints
     keys: Ints
 
@@ -41,31 +47,38 @@ class _Entries:
         """Those that were not reached before, each once with the smallest key; they are now."""
         order = np.lexsort((keys, codes))
         codes, keys = codes[order], keys[order]
-        once = np.append(True, codes[1:] != codes[:-1])[: len(codes)] & ~self.has(codes)
+        once = np.append(True, codes[1:] != codes[:-1])[: len(codes)] & self.open(codes)
         codes, keys = codes[once], keys[once]
         at = np.searchsorted(self.codes, codes)
         self.codes, self.keys = np.insert(self.codes, at, codes), np.insert(self.keys, at, keys)
         return codes, keys
 
-    def has(self, codes: Ints) -> Any:
-        if not len(self.codes):
-            return np.zeros(len(codes), np.bool_)
-        at = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
-        return self.codes[at] == codes
+    def open(self, codes: Ints) -> Mask:
+        """Which may be reached, and were not."""
+        return ~_among(codes, self.codes) & ((codes >= self.others * self.requests) | _among(codes, self.own))
 
 
-def spread(nodes: Nodes, origins: Any, requests: int) -> Any:
+def _among(codes: Ints, ordered: Ints) -> Mask:
+    if not len(ordered):
+        return np.zeros(len(codes), np.bool_)
+    at = np.minimum(np.searchsorted(ordered, codes), len(ordered) - 1)
+    return np.asarray(ordered[at] == codes)
+
+
+def spread(nodes: Nodes, origins: Any, own: Any, requests: int) -> Any:
     """All entries, the origins too, as a polars frame: node, request, key.
 
     Args:
         nodes: get more as they are met.
         origins: entries, the same node and request several times if several keys have it.
+        own: node and request of what is not in the reader.
         requests: how many there are.
     """
     import polars as pl
 
     empty = np.empty(0, np.int64)
-    reached = _Entries(requests, empty, empty)
+    owned = own["node"].to_numpy().astype(np.int64) * requests + own["request"].to_numpy()
+    reached = _Entries(requests, np.unique(owned), int((nodes.row < 0).sum()), empty, empty)
     node, request = origins["node"].to_numpy(), origins["request"].to_numpy()
     front = reached.new(reached.code(node, request), origins["key"].to_numpy().astype(np.int64))
     bytes_, hashes = np.empty(0, np.uint64), np.empty(0, np.uint64)
@@ -115,7 +128,7 @@ def _same_picture(nodes: Nodes, entries: Any, table: Any, reached: _Entries) -> 
     tasks = tasks.join(lists, left_on="of", right_on="phash").join(table.select("phash", "node", "ratio"), on="phash")
     tasks = tasks.filter(ratio >= pl.col("low") - ASPECT_TOLERANCE, ratio <= pl.col("high") + ASPECT_TOLERANCE)
     node, request = tasks["node"].to_numpy(), tasks["request"].to_numpy()
-    open_ = ~reached.has(reached.code(node, request))
+    open_ = reached.open(reached.code(node, request))
     tasks = tasks.filter(pl.Series(open_)).sort("node", "request", "start")
     work = _Comparisons(
         nodes,
