@@ -39,14 +39,14 @@ Mask = npt.NDArray[np.bool_]
 
 def _rank(rows: Ints, salt: int, count: int) -> Ints:
     """1 to `count`, the k-th as often as 1/k."""
-    return np.exp(share(rows, salt) * np.log(count)).astype(np.int64)
+    return np.asarray(np.exp(share(rows, salt) * np.log(count)), np.int64)
 
 
 def host_of(rows: Ints) -> Ints:
     """Number of a host; 0 is BIG itself, -1 one below it."""
     found = _rank(rows, 50, HOSTS)
     found[share(rows, 51) < BIG_SHARE] = 0
-    return np.where((found == 0) & (rows % 3 == 0), -1, found)
+    return np.asarray(np.where((found == 0) & (rows % 3 == 0), -1, found), np.int64)
 
 
 def owner_of(rows: Ints) -> Ints:

@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from smalti.curation.readers import PartReader, Reader
+from smalti.curation.near import Mask
+from smalti.curation.readers import PartReader, Reader, Thumbnails
 from smalti.lake import Lake
 from smalti.optouts.direct import Direct, as_rows, gather, rows_of
 from smalti.optouts.matched import COPY, KEY, MATCHED, NEAR, ORDER, Matched
@@ -206,17 +208,34 @@ def table_of(
         frame.with_columns(source=pl.lit(reader.sources[part]), part=pl.lit(labels[part]))
         for _, part, frame in gather(reader, columns, rows)
     ]
-    colour = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(THUMBNAIL), len(rows), [None, pa.py_buffer(np.ascontiguousarray(nodes.thumbnails(rows)))]
-    )
-    frame = pl.concat(frames).with_columns(
-        row=pl.Series(rows), colour=pl.Series(pl.from_arrow(colour.cast(pa.large_binary())))
-    )
-    frame = frame.with_columns(colour=pl.when(pl.col("phash").is_not_null()).then("colour"))
+    frame = pl.concat(frames).with_columns(place=pl.int_range(len(rows), dtype=pl.Int64), row=pl.Series(rows))
     names = pl.Series([each.id for each in requests], dtype=pl.String)
     frame = frame.join(entries, on="row")
     frame = frame.with_columns(request=names.gather(frame["request"])).sort(*ORDER, nulls_last=False)
-    return frame.select(MATCHED.names).to_arrow(compat_level=pl.CompatLevel.oldest()).cast(MATCHED)
+    thumbnails, place = nodes.thumbnails(rows), frame["place"].to_numpy()
+    none = frame["phash"].is_null().to_numpy()
+    narrow = frame.select(name for name in MATCHED.names if name != "colour").to_arrow(
+        compat_level=pl.CompatLevel.oldest()
+    )
+    del frame, frames  # at 1e8 samples each is a gigabyte
+    colour = [
+        _binaries(thumbnails[place[at : at + _COLOURS]], none[at : at + _COLOURS])
+        for at in range(0, len(place), _COLOURS)
+    ]
+    wide = narrow.append_column("colour", pa.chunked_array(colour, pa.binary()))
+    return wide.select(MATCHED.names).cast(MATCHED)
+
+
+_COLOURS = 1 << 20
+"""Thumbnails in one piece of a column: Arrow's binary has 2 GiB at most."""
+
+
+def _binaries(thumbnails: Thumbnails, none: Mask) -> pa.Array:
+    """uint8 (n, THUMBNAIL) as a column, null where there is none."""
+    fixed = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(THUMBNAIL), len(thumbnails), [None, pa.py_buffer(np.ascontiguousarray(thumbnails))]
+    )
+    return pc.if_else(pa.array(none), pa.scalar(None, pa.binary()), fixed.cast(pa.binary()))
 
 
 def _without(rows: pa.Table, known: pa.Table) -> pa.Table:

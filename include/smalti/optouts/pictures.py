@@ -26,7 +26,7 @@ chance, which is why colours are asked as well."""
 NEAR_COLOURS = 16.0
 """Levels, averaged over a thumbnail, up to which colours are roughly alike. A choice: nothing is done to what is listed."""
 
-NEAR_ORIGINS = 32
+NEAR_ORIGINS = 16
 """Pictures of a request around which one looks: first those that are keys, then those that its first keys have."""
 
 NEAR_LOOKED = 256
