@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -158,7 +158,18 @@ def _texts(data: npt.NDArray[np.uint8], kind: Any) -> Any:
     return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))])
 
 
-def _write(task: tuple[str, int, int, int, int]) -> None:
+Origin = Callable[[Ints], dict[str, Any]]
+"""Row numbers -> owner, url and url_host of samples."""
+
+
+def _one_origin(rows: Ints) -> dict[str, Any]:
+    import pyarrow as pa
+
+    said = {"owner": "somebody", "url": None, "url_host": "example.org"}
+    return {name: pa.repeat(pa.scalar(value, pa.string()), len(rows)) for name, value in said.items()}
+
+
+def _write(task: tuple[str, int, int, int, int], origin: Origin) -> None:
     """samples.parquet and part.json of rows start..stop."""
     import polars as pl
     import pyarrow as pa
@@ -192,8 +203,7 @@ def _write(task: tuple[str, int, int, int, int]) -> None:
         "flat": planted.flat, "unstable": np.zeros(count, np.int16), "width": width, "height": height,
         "tier": same(512, pa.int32()), "ar": same("1.000", pa.string()), "shard": frame["shard"], "index": places % SHARD,
         "label": labels, "caption_ok": same(True, pa.bool_()), "captioner": same("rules", pa.string()),
-        "classifier": same("minilm", pa.string()), "owner": same("somebody", pa.string()), "url": same(None, pa.string()),
-        "url_host": same("example.org", pa.string()), "licence": same("CC0-1.0", pa.string()), "bytes": np.full(count, 100_000),
+        "classifier": same("minilm", pa.string()), **origin(planted.row), "licence": same("CC0-1.0", pa.string()), "bytes": np.full(count, 100_000),
     })  # fmt: skip
     path = local_path(lake.samples(source, name))
     assert path is not None
@@ -211,7 +221,7 @@ def _write(task: tuple[str, int, int, int, int]) -> None:
     create_bytes(lake.part_commit(source, name), part.encode())
 
 
-def make_lake(folder: Path, total: int, distance: int) -> Lake:
+def make_lake(folder: Path, total: int, distance: int, origin: Origin = _one_origin) -> Lake:
     """A lake of `total` samples; the fabricated part.json files name no true digest of a file, and nobody here assembles."""
     lake = Lake.at(str(folder))
     tasks = [
@@ -219,10 +229,10 @@ def make_lake(folder: Path, total: int, distance: int) -> Lake:
         for number, start in enumerate(range(0, total, PART))
     ]
     if len(tasks) == 1:
-        _write(tasks[0])
+        _write(tasks[0], origin)
     else:
         with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-            list(pool.map(_write, tasks))
+            list(pool.map(functools.partial(_write, origin=origin), tasks))
     return lake
 
 
@@ -308,13 +318,19 @@ def check(lake: Lake, curation_uri: str, total: int, distance: int) -> list[str]
 
 def measure(lake: Lake, distance: int) -> dict[str, Any]:
     """curate in a fresh process: its wall seconds, and the peak of its anonymous memory (sampled four times a second), bytes."""
+    command = ["benchmarks.dedup", "--inside", lake.root, "--distance", str(distance)]
+    said, peak = in_a_process(lake, command)
+    return said | {"peak": peak}
+
+
+def in_a_process(lake: Lake, command: Sequence[str]) -> tuple[dict[str, Any], int]:
+    """Run a module with the lake's pages out of the cache: what its last line says as JSON, and the peak of its anonymous memory, bytes."""
     for folder, _, names in os.walk(str(local_path(lake.root))):
         for name in names:
             with open(os.path.join(folder, name), "rb") as file:
                 os.fsync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    command = [sys.executable, "-m", "benchmarks.dedup", "--inside", lake.root, "--distance", str(distance)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True)
     peak = 0
     while process.poll() is None:
         peak = max(peak, _anonymous(process.pid))
@@ -322,9 +338,9 @@ def measure(lake: Lake, distance: int) -> dict[str, Any]:
     assert process.stdout is not None
     said = process.stdout.read()
     if process.returncode:
-        raise RuntimeError(f"curate ended with {process.returncode}")
+        raise RuntimeError(f"{command[0]} ended with {process.returncode}")
     found: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return found | {"peak": peak}
+    return found, peak
 
 
 def _anonymous(pid: int) -> int:

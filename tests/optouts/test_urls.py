@@ -1,0 +1,104 @@
+"""URLs and hosts by the column are what they are one by one."""
+
+from __future__ import annotations
+
+import polars as pl  # noqa: TID253
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smalti.optouts.keys import KeyKind, key_of, normalise
+from smalti.optouts.urls import Prefixes, below, spelled_hosts, spelled_urls
+
+PIECES = ["https://", "HTTP://", "ftp://", "a.org", "A.org", "b.a.org", ":443", ":80", "/", "//", "/.", "/..", "me", "%41", "%2F", "%2f",
+          "?", "x=1", "&", "#", "ü", " ", "'", "%", "*", "\\", "a.org.", "..", "-", "_", "\t", "@", "user@", "~", "+", ";"]  # fmt: skip
+TEXTS = st.one_of(
+    st.lists(st.sampled_from(PIECES), max_size=8).map("".join),
+    st.lists(st.sampled_from(PIECES), max_size=6).map(lambda each: "https://a.org/" + "".join(each)),
+)
+
+
+def one_by_one(kind: KeyKind, value: str) -> str:
+    try:
+        return normalise(kind, value)
+    except ValueError:
+        return value
+
+
+@given(st.lists(TEXTS, max_size=20))
+def test_a_column_is_spelled_as_its_texts_are(texts: list[str]) -> None:
+    for kind, found in (
+        (KeyKind.URL, spelled_urls(pl.DataFrame({"url": texts}, schema={"url": pl.String}))),
+        (KeyKind.DOMAIN, spelled_hosts(pl.Series(texts, dtype=pl.String)).rename({"host": "value"})),
+    ):
+        assert dict(found.iter_rows()) == {each: one_by_one(kind, each) for each in texts}
+
+
+def in_column(urls: list[str], prefixes: list[str]) -> set[tuple[str, str]]:
+    frame = pl.DataFrame(
+        {"row": range(len(urls)), "host": [None] * len(urls), "spelled": urls},
+        schema={"row": pl.Int64, "host": pl.String, "spelled": pl.String},
+    )
+    return {(urls[row], value) for row, value in Prefixes(tuple(prefixes)).find(frame).iter_rows()}
+
+
+@given(st.lists(TEXTS, max_size=8), st.lists(TEXTS, max_size=8), st.integers(0, 30))
+def test_prefixes_end_at_a_boundary(texts: list[str], more: list[str], deep: int) -> None:
+    urls = [one_by_one(KeyKind.URL, each) for each in [*texts, *(f"{each}{'/a' * deep}" for each in more), *more]]
+    prefixes = [each for each in urls if one_by_one(KeyKind.URL, each) == each and "://" in each and _is_url(each)]
+    expected = {
+        (url, prefix)
+        for url in urls
+        for prefix in prefixes
+        if url.startswith(prefix)
+        and (prefix.endswith("/") or url[len(prefix) : len(prefix) + 1] in ("", "/", "?", "#"))
+    }
+    assert in_column(urls, prefixes) == expected
+
+
+def _is_url(text: str) -> bool:
+    try:
+        return bool(key_of("prefix", text))
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("prefix", "inside", "outside"),
+    [
+        ("https://a.org/me", ["https://a.org/me", "https://a.org/me/1.jpg", "https://a.org/me?x"], ["https://a.org/menu", "http://a.org/me/1"]),
+        ("https://a.org/me/", ["https://a.org/me/1.jpg", "https://a.org/me/"], ["https://a.org/me", "https://a.org/men/"]),
+        ("https://a.org", ["https://a.org/x", "https://a.org", "https://a.org?x"], ["https://a.organic/x", "https://a.org.net/x", "https://a.org:8/x"]),
+        ("https://a.org/%", ["https://a.org/%", "https://a.org/%/1"], ["https://a.org/me", "https://a.org/%25"]),
+        ("https://a.org/.*", ["https://a.org/.*/x"], ["https://a.org/me", "https://a.org/.x"]),
+        ("https://a.org/u?id=1", ["https://a.org/u?id=1/2"], ["https://a.org/u?id=1&b=2", "https://a.org/u?id=12"]),
+    ],
+)  # fmt: skip
+def test_what_a_prefix_has(prefix: str, inside: list[str], outside: list[str]) -> None:
+    prefix = normalise(KeyKind.PREFIX, prefix)
+    assert in_column([*inside, *outside], [prefix]) == {(url, prefix) for url in inside}
+
+
+def test_a_domain_has_what_is_below_it_and_nothing_that_ends_alike() -> None:
+    hosts = pl.Series([
+        "a.org",
+        "b.a.org",
+        "c.b.a.org",
+        "ba.org",
+        "a.org.net",
+        "org",
+        "A.ORG",
+        "a.org.",
+        "xn--bcher-kva.de",
+        "x.bücher.de",
+        None,
+    ])
+    domains = pl.Series(sorted(normalise(KeyKind.DOMAIN, each) for each in ("a.org", "*.bücher.de", "b.a.org")))
+    found = {
+        (host, domain) for host, domain in below(spelled_hosts(hosts), domains).select("host", "value").iter_rows()
+    }
+    assert found == {
+        *((host, "a.org") for host in ("a.org", "b.a.org", "c.b.a.org", "A.ORG", "a.org.")),
+        *((host, "b.a.org") for host in ("b.a.org", "c.b.a.org")),
+        *((host, "xn--bcher-kva.de") for host in ("xn--bcher-kva.de", "x.bücher.de")),
+    }
