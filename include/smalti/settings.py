@@ -1,4 +1,4 @@
-"""What a run is told: one model for the stages of a source, one for those of a release, one for maintenance.
+"""What a run is told: one model for the stages of a source, one for those of a release, one for maintenance, one for opt-outs.
 
 A stage is a plain function ``stage(lake, settings) -> Report``. The DAG's tasks, the Ray jobs and the command line all
 call it with the same model, so that they cannot differ.
@@ -79,6 +79,13 @@ class MaintenanceRun(Strict):
     keep_versions: int | None = Field(
         None, ge=1, description="published versions of a dataset that stay live, the newest ones; empty: all"
     )
+
+
+class OptoutRun(Strict):
+    """One request of the ledger on its way from preview to receipt."""
+
+    request: str = Field(pattern="^[0-9a-f]{16}$", description="its id")
+    confirmed_by: str | None = Field(None, max_length=200, description="apply: the person who has confirmed it")
 
 
 def source_run(

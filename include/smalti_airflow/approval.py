@@ -1,4 +1,4 @@
-"""A person looks before a run goes on: at the pilot of a batch, a release to be published, or a plan to tidy a lake."""
+"""A person looks before a run goes on: at the pilot of a batch, a release to be published, a plan to tidy a lake, or an opt-out."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from airflow.providers.standard.exceptions import HITLRejectException, HITLTimeo
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from smalti.lake import Lake
 from smalti.page import short
 
 if TYPE_CHECKING:
@@ -116,6 +117,62 @@ class ApproveMaintenance(Approve):
         if not self.asked:
             raise AirflowSkipException("the form does not ask for a person's word")
         return super().execute(context)
+
+
+class ApproveOptout(Approve):
+    """Before a request is applied that matches much, or whatever comes from a domain. A no is written into the ledger.
+
+    Args:
+        preview: task_id of the preview, whose report says what the person is told, and whether one is needed.
+    """
+
+    template_fields = (*Approve.template_fields, "request", "ask")
+
+    def __init__(self, *, preview: str, **kwargs: Any) -> None:
+        report = f"ti.xcom_pull(task_ids={preview!r})"
+        super().__init__(
+            subject=f"Apply opt-out {{{{ {report}['request'] }}}} ({{{{ {report}['action'] }}}})?",
+            body=f"{{{{ {report} | optout_text }}}}",
+            where=f"opt-out {{{{ {report}['request'] }}}}",
+            what="the request",
+            after_no="It is recorded as refused, and nothing was applied. Hand it in again if that was wrong.",
+            **kwargs,
+        )
+        self.request = f"{{{{ {report}['request'] }}}}"
+        self.ask = f"{{{{ {report}['ask'] }}}}"
+
+    def execute(self, context: Context) -> Any:
+        if not self.ask:
+            raise AirflowSkipException("it matches no more than may be applied without asking")
+        return super().execute(context)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        try:
+            return super().execute_complete(context, event)
+        except AirflowFailException:
+            if event.get("chosen_options") == [self.REJECT]:
+                from smalti.optouts.apply import refuse  # not for every file that is parsed
+
+                who = (event.get("responded_by_user") or {}).get("name") or "a person"
+                refuse(Lake.from_environment(), self.request, who)
+            raise
+
+
+def optout_text(report: Mapping[str, Any] | None) -> str:
+    """What a person is told, in Markdown, of a PreviewReport. No key is in it."""
+    if not report:
+        return "There is no preview."
+    where = ", ".join(f"{source} {count}" for source, count in report["sources"].items()) or "no source"
+    lines = [
+        f"**{link(report['page'], 'The request')}**",
+        f"Reference `{report['reference']}`. A person is asked because {report['ask']}.",
+        f"{report['keys']} keys match {report['matched']} places in parts ({where}): {report['by_key']} by a key, "
+        f"{report['matched'] - report['by_key']} as copies of those. {report['near']} look-alikes would stay.",
+        f"{report['unmatched']} keys match nothing.",
+        *(f"Warning: {warning}" for warning in report["warnings"]),
+        "Approve: it takes effect within minutes, in every live release. Reject: nothing is applied, and that is recorded.",
+    ]
+    return "\n\n".join(lines)
 
 
 def maintenance_text(report: Mapping[str, Any] | None) -> str:

@@ -132,6 +132,58 @@ MAINTENANCE_FORM = {
     ),
 }
 
+OPTOUT_FORM = {
+    "action": Param(
+        "query",
+        type="string",
+        enum=["query", "exclude", "erase", "withdraw"],
+        title="Action",
+        description="query: say what is held. exclude: never serve it again. erase: also remove the bytes. withdraw: take a request back.",
+    ),
+    "reference": Param(
+        "",
+        type="string",
+        maxLength=200,
+        title="Reference",
+        description="By which whoever asks knows the request. It stands in the receipt: no name, no address.",
+    ),
+    "keys": Param(
+        None,
+        type=["null", "string"],
+        format="multiline",
+        title="Keys",
+        description="One a line: id, url, owner, sha256, domain or prefix, a space, and the key.",
+    ),
+    "file": Param(
+        None,
+        type=["null", "string"],
+        title="File",
+        description="URI of a csv, jsonl, parquet or text file with keys, or of a picture.",
+    ),
+    "withdraws": Param(
+        None,
+        type=["null", "string"],
+        pattern="^[0-9a-f]{16}$",
+        title="Withdraws",
+        description="Action withdraw: the id of the request that is taken back.",
+    ),
+    "reason": Param(None, type=["null", "string"], maxLength=2000, title="Reason", description="For the ledger."),
+    "ask_above": Param(
+        1000,
+        type="integer",
+        minimum=0,
+        title="Ask above",
+        description="Matched samples above which a person confirms. A domain or a prefix is always confirmed.",
+    ),
+    "request": Param(
+        None,
+        type=["null", "string"],
+        pattern="^[0-9a-f]{16}$",
+        title="Request",
+        description="Go on with a request that is in the ledger: its id. The other fields do not count then.",
+    ),
+}
+
 
 def batch_name(text: str) -> str:
     """A run id as the name of a batch: what a name may not have becomes ``_``."""

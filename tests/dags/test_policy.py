@@ -18,7 +18,8 @@ from smalti_airflow.notifier import FailureNotifier
 from tests.dags.conftest import load_dags, make_include
 from tests.support.airflow_home import ROOT
 
-KINDS = {"source", "release", "maintenance", "broken"}
+KINDS = {"source", "release", "maintenance", "optout", "broken"}
+OPTOUTS = {"optout", "optout_inbox", "optout_watch"}
 TAGS = {"smalti", *KINDS}
 BUILDERS = [*sorted((ROOT / "dags").glob("*.py")), ROOT / "include" / "smalti_airflow" / "broken.py"]
 
@@ -39,7 +40,7 @@ def test_every_file_has_its_dag_and_nothing_is_broken(repository: Any) -> None:
     assert repository.import_errors == {}
     sources = {f"source_{path.stem}" for path in (ROOT / "include" / "sources").glob("*.yaml")}
     datasets = {f"release_{path.stem}" for path in (ROOT / "include" / "datasets").glob("*.yaml")}
-    assert set(repository.dags) == sources | datasets | {"maintenance"}
+    assert set(repository.dags) == sources | datasets | {"maintenance", *OPTOUTS}
     assert "source_demo" in sources
 
 
@@ -81,12 +82,12 @@ def test_catchup_and_active_runs_are_decided_where_a_dag_is_made() -> None:
                 given = {keyword.arg for keyword in node.keywords}
                 assert {"catchup", "max_active_runs", "schedule", "start_date", "doc_md", "tags"} <= given, path
                 made += 1
-    assert made == 4
+    assert made == 7
 
 
 def test_runs_do_not_overlap_and_nothing_is_caught_up_unasked(bag: Any) -> None:
     for dag in bag.dags.values():
-        assert (dag.catchup, dag.max_active_runs) == (False, 1)
+        assert (dag.catchup, dag.max_active_runs) == (False, 16 if dag.dag_id == "optout" else 1)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,14 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_each_dag_serialises_to_the_same_bytes_twice(parsed: list[dict[str, Any]]) -> None:
     first, second = parsed
     assert first["errors"] == {}
-    assert set(first["dags"]) == {"source_daily", "source_hand", "release_both", "release_either", "maintenance"}
+    assert set(first["dags"]) == {
+        "source_daily",
+        "source_hand",
+        "release_both",
+        "release_either",
+        "maintenance",
+        *OPTOUTS,
+    }
     assert first["dags"] == second["dags"]
 
 

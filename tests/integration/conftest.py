@@ -113,14 +113,24 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         "AIRFLOW_CONN_SMALTI_ALERTS": json.dumps({"conn_type": "http", "password": receiver.url}),
     }
     dags = shutil.copytree(DAGS, tmp / "dags")
-    shutil.copy(ROOT / "dags" / "maintenance.py", dags)
+    for name in ("maintenance.py", "optout.py"):
+        shutil.copy(ROOT / "dags" / name, dags)
     with contextlib.ExitStack() as stack:
         stack.callback(receiver.server.shutdown)
         stack.callback(stop_servers, tmp)
         servers = start_servers(tmp, env, dags=dags, cpus=2)
         assert servers.airflow is not None
         api = stack.enter_context(servers.airflow.api())
-        api.wait_for_dags(["probe", "approve", "produce_a", "produce_b", "consume_any", "consume_all", "maintenance"])
+        api.wait_for_dags([
+            "probe",
+            "approve",
+            "produce_a",
+            "produce_b",
+            "consume_any",
+            "consume_all",
+            "maintenance",
+            "optout",
+        ])
         world = World(servers, api, Lake.at(str(tmp / "lake")), receiver, tmp)
         world.run = api.trigger("probe", run_id="r1")
         yield world

@@ -1,4 +1,4 @@
-"""Airflow's own processes and a real Ray head: what tasks do when jobs fail, workers die and people interfere; and maintenance.
+"""Airflow's own processes and a real Ray head: what tasks do when jobs fail, workers die and people interfere; maintenance; and opt-outs.
 
 All tasks of one run are started at once, and each test looks at its own: starting Airflow and Ray costs more than the rest.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -313,3 +314,92 @@ def test_a_person_is_shown_what_maintenance_would_do_and_it_is_done(
     assert served(lake, manifest) == before
     monkeypatch.setattr(verify_module, "read_ids", kept_ids)  # the loader is not what is tested here
     assert verify_manifest(lake.manifest(manifest.dataset, manifest.version)).faults == ()
+
+
+# Opt-outs, over what maintenance has left
+
+
+@pytest.fixture(scope="module")
+def excluded(world: World, published: Manifest) -> str:
+    """A sample that somebody asks to be left out, by its id, and a person confirms: the run."""
+    form = {
+        "action": "exclude",
+        "reference": "T-7",
+        "keys": f"id {wanted(world, published)}\nid demo/nobody.jpg\nwhat is this\n",
+        "ask_above": 0,
+    }
+    run = world.api.trigger("optout", conf=form)
+    world.until(lambda: world.states("optout", run).get("confirm") == "awaiting_input", 600)
+    assert world.states("optout", run)["apply"] is None, "nothing is done before the answer"
+    asked = world.answer("optout", run, "confirm", "Approve")
+    assert asked["body"].count("demo/1-") == 0, "no key is shown to whoever sees the run"
+    assert re.search(r"2 keys match [1-9] places in parts \(demo [1-9]\)", asked["body"])
+    assert world.api.wait("optout", run, seconds=600, say=lambda line: None) == "success"
+    return run
+
+
+def wanted(world: World, manifest: Manifest) -> str:
+    """The smallest id that the release serves without opt-outs."""
+    return min(without_optouts(world, manifest))
+
+
+def without_optouts(world: World, manifest: Manifest) -> set[str]:
+    uri = world.lake.manifest(manifest.dataset, manifest.version)
+    return {name for source in manifest.sources for name in kept_ids(uri, source.group)}
+
+
+def served_now(world: World, manifest: Manifest) -> set[str]:
+    """By the training loader, in a process of its own."""
+    script = (
+        "import sys, json; from smalti.loader import ReleaseDataset\n"
+        "print(json.dumps([sample['id'] for sample in ReleaseDataset(sys.argv[1], batch_size=1)]))\n"
+    )
+    uri = world.lake.manifest(manifest.dataset, manifest.version)
+    done = subprocess.run([sys.executable, "-c", script, uri], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_what_was_opted_out_is_served_no_more_and_the_receipt_says_so(
+    world: World, published: Manifest, excluded: str
+) -> None:
+    name = wanted(world, published)
+    assert served_now(world, published) == without_optouts(world, published) - {name}
+    said = world.api.xcom("optout", excluded, "prove")
+    receipt = read_bytes(said["receipt"]).decode()
+    assert said["effective"] is True
+    assert {each["id"] for each in json.loads(receipt)["samples"]} == {name}
+    assert json.loads(receipt)["unmatched"] == 1
+    page = read_bytes(said["page"]).decode()
+    assert "T-7" in page
+    request = world.api.xcom("optout", excluded, "receive")["request"]
+    [rejected] = read_bytes(world.lake.optout_rejected(request)).decode().splitlines()
+    assert json.loads(rejected)["row"] == 3
+    answer = json.loads(read_bytes(world.lake.optout_answer(request)))
+    assert (answer["apply"], bool(answer["by"])) == (True, True)
+
+
+def test_a_file_in_the_inbox_becomes_a_run_and_a_withdrawal_takes_a_request_back(
+    world: World, published: Manifest, excluded: str
+) -> None:
+    first = world.api.xcom("optout", excluded, "receive")["request"]
+    inbox = Path(world.lake.optout_inbox().removeprefix("file://")) / "query" / "T-8"
+    inbox.mkdir(parents=True)
+    (inbox / "keys.csv").write_text("kind,value\nid,demo/nobody.jpg\n")
+    run = world.api.trigger("optout_inbox")
+    back = world.api.trigger("optout", conf={"action": "withdraw", "reference": "T-9", "withdraws": first})
+    assert world.api.wait("optout_inbox", run, seconds=600, say=lambda line: None) == "success"
+    assert list(inbox.rglob("*.csv")) == []
+    [query] = [each["dag_run_id"] for each in world.api.runs("optout") if each["dag_run_id"].startswith("request_")]
+    for each in (query, back):
+        assert world.api.wait("optout", each, seconds=600, say=lambda line: None) == "success"
+    assert world.states("optout", query)["apply"] == "skipped", "a query applies nothing"
+    assert served_now(world, published) == without_optouts(world, published), "until somebody asks again"
+
+
+def test_late_requests_fail_the_watch(world: World, excluded: str) -> None:
+    run = world.api.trigger("optout_watch")
+    assert world.api.wait("optout_watch", run, seconds=600, say=lambda line: None) == "success"
+    found = world.api.xcom("optout_watch", run, "watch")
+    assert found["overdue"] == 0
+    assert "T-7" in read_bytes(found["page"]).decode()

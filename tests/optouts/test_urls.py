@@ -36,7 +36,11 @@ def test_a_column_is_spelled_as_its_texts_are(texts: list[str]) -> None:
 
 def in_column(urls: list[str], prefixes: list[str]) -> set[tuple[str, str]]:
     frame = pl.DataFrame(
-        {"row": range(len(urls)), "host": [None] * len(urls), "spelled": urls},
+        {
+            "row": range(len(urls)),
+            "host": [None] * len(urls),
+            "spelled": [one_by_one(KeyKind.URL, url) for url in urls],
+        },
         schema={"row": pl.Int64, "host": pl.String, "spelled": pl.String},
     )
     return {(urls[row], value) for row, value in Prefixes(tuple(prefixes)).find(frame).iter_rows()}

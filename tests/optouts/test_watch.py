@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import io
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +18,10 @@ from smalti.errors import CorruptError
 from smalti.images.fingerprint import RECOMMENDED_DISTANCE, Fingerprint, same_picture
 from smalti.lake import Lake
 from smalti.optouts.keys import Key, KeyKind, Print, key_of, normalise
+from smalti.optouts.ledger_rows import write_matched
+from smalti.optouts.matched import MATCHED
 from smalti.optouts.request import Action, Answer, Request, ordered, request_id, submit, write_answer
+from smalti.optouts.resolution import Resolution
 from smalti.optouts.watch import PRINTS, Watch, load_watch
 
 NOW = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
@@ -94,9 +95,9 @@ urls = st.builds(
 
 @given(urls, urls)
 def test_a_prefix_ends_at_a_boundary(prefix: str, url: str) -> None:
-    prefix = normalise(KeyKind.PREFIX, prefix)
-    rest = url[len(prefix) :]
-    expected = url.startswith(prefix) and (not rest or rest[0] in "/?#" or prefix.endswith("/"))
+    prefix, spelled = normalise(KeyKind.PREFIX, prefix), normalise(KeyKind.URL, url)
+    rest = spelled[len(prefix) :]
+    expected = spelled.startswith(prefix) and (not rest or rest[0] in "/?#" or prefix.endswith("/"))
     assert asked(key_of("prefix", prefix), url=url) == expected
 
 
@@ -172,10 +173,11 @@ def ask(lake: Lake, action: Action, *keys: Key, apply: bool | None = True, withd
 
 def resolve(lake: Lake, name: str, *rows: dict[str, Any]) -> None:
     """What a step of the ledger writes of its matches."""
-    table = matched((fingerprint_of(5), (400, 300))).to_pylist()[0]
-    out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist([{**table, "request": name, "how": "key", **each} for each in rows]), out)
-    objects.create_bytes(lake.optout_matched("0" * 64), out.getvalue())
+    known = {**matched((fingerprint_of(5), (400, 300))).to_pylist()[0], "request": name, "key": 0, "how": "key"}
+    known |= {"source": "s", "part": "s/p", "shard": "s/p/512/1.000/shard.00000.mds"}
+    table = pa.Table.from_pylist([{**known, "index": index, **each} for index, each in enumerate(rows)], schema=MATCHED)
+    step = Resolution(position=1, requests=(name,), matched=write_matched(lake, table), resolved=NOW)
+    objects.create_bytes(lake.optout_resolution(1), step.encode())
 
 
 def spy_on_objects(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
@@ -239,17 +241,12 @@ def test_what_was_taken_back_is_not_and_neither_is_what_it_had_matched(lake: Lak
     assert not watch.knows(fingerprint_of(5), 400, 300)
 
 
-def test_copies_that_were_matched_are_watched_and_near_ones_are_not(lake: Lake) -> None:
+def test_copies_that_were_matched_are_watched(lake: Lake) -> None:
     name = ask(lake, Action.EXCLUDE, key_of("id", "s/x"))
-    resolve(
-        lake,
-        name,
-        {"id": "s/copy", "how": "copy", "phash": 1 << 40},
-        {"id": "s/near", "how": "near", "sha256": "d" * 64, "phash": 0b111 << 20},
-    )
+    resolve(lake, name, {"id": "s/copy", "how": "copy", "phash": 1 << 40})
     watch = load_watch(lake)
     assert watch is not None
-    assert [watch.asks(row_of(each))[0] for each in ("s/copy", "s/near")] == [True, False]
+    assert watch.asks(row_of("s/copy")) == [True]
     assert watch.knows(fingerprint_of(1 << 40), 400, 300)
     assert not watch.knows(fingerprint_of(0b111 << 20), 400, 300)
 
@@ -257,7 +254,9 @@ def test_copies_that_were_matched_are_watched_and_near_ones_are_not(lake: Lake) 
 def test_a_damaged_ledger_lets_nothing_through(lake: Lake) -> None:
     name = ask(lake, Action.EXCLUDE, key_of("id", "s/x"))
     objects.create_bytes(lake.optout_matched("0" * 64), b"PAR1 no more")
-    with pytest.raises(CorruptError, match="these are not the matched samples of a step"):
+    step = Resolution(position=1, requests=(name,), matched="0" * 64, resolved=NOW)
+    objects.create_bytes(lake.optout_resolution(1), step.encode())
+    with pytest.raises(CorruptError, match="not those that the ledger names"):
         load_watch(lake)
     other = Lake.at(f"{lake.root}/other")
     objects.create_bytes(other.optout_answer(name), objects.read_bytes(lake.optout_answer(name)))

@@ -29,8 +29,8 @@ def may_repeat(keys: Keys, chunk: int = 1 << 14) -> Mask:
     """
     mixed = np.empty(len(keys), np.uint32)
     for start in range(0, len(keys), 16 * chunk):
-        rows = slice(start, start + 16 * chunk)
-        mixed[rows] = keys[rows] * _FACTORS[0] >> np.uint64(32)
+        some = slice(start, start + 16 * chunk)
+        mixed[some] = keys[some] * _FACTORS[0] >> np.uint64(32)
     rows = _among(mixed, _repeated(mixed), chunk)
     del mixed
     few = _repeated(keys[rows])

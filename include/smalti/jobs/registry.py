@@ -13,9 +13,9 @@ from typing import Any
 from smalti.accounting import Report
 from smalti.errors import InputError
 from smalti.lake import Lake
-from smalti.settings import MaintenanceRun, ReleaseRun, SourceRun
+from smalti.settings import MaintenanceRun, OptoutRun, ReleaseRun, SourceRun
 
-Settings = SourceRun | ReleaseRun | MaintenanceRun
+Settings = SourceRun | ReleaseRun | MaintenanceRun | OptoutRun
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Stage:
 
     name: str
     function: str
-    settings: type[SourceRun] | type[ReleaseRun] | type[MaintenanceRun]
+    settings: type[SourceRun] | type[ReleaseRun] | type[MaintenanceRun] | type[OptoutRun]
     uses_ray: bool = False
 
     def run(self, lake: Lake, settings: Settings) -> Report:
@@ -63,7 +63,12 @@ MAINTENANCE_STAGES = (
     Stage("merge", "smalti.maintenance.merge:merge", MaintenanceRun, uses_ray=True),
     Stage("gc", "smalti.maintenance.garbage:gc", MaintenanceRun),
 )
-STAGES = {stage.name: stage for stage in (*SOURCE_STAGES, *RELEASE_STAGES, *MAINTENANCE_STAGES)}
+OPTOUT_STAGES = (
+    Stage("optout_preview", "smalti.optouts.preview:preview", OptoutRun),
+    Stage("optout_apply", "smalti.optouts.apply:apply", OptoutRun),
+    Stage("optout_prove", "smalti.optouts.apply:prove", OptoutRun),
+)
+STAGES = {stage.name: stage for stage in (*SOURCE_STAGES, *RELEASE_STAGES, *MAINTENANCE_STAGES, *OPTOUT_STAGES)}
 
 
 def find_stage(name: str) -> Stage:

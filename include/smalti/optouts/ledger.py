@@ -15,7 +15,6 @@ snapshots stay true; one that was rewritten at the same moment has a new name, a
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -277,5 +276,6 @@ def _refuse(lake: Lake, asked: Sequence[Request]) -> None:
 
 def the_matcher() -> Matcher:
     """`smalti.optouts.match`, which imports polars and what dedup compares pictures with; near matches are for previews."""
-    found: Matcher = functools.partial(importlib.import_module("smalti.optouts.match").match_parts, near=0)
-    return found
+    from smalti.optouts.match import match_parts
+
+    return functools.partial(match_parts, near=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
@@ -19,14 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from smalti import objects
 from smalti.curation.copies import ASPECT_TOLERANCE
-from smalti.errors import CorruptError
 from smalti.images.fingerprint import RECOMMENDED_DISTANCE, THUMB, Recognisable, colours_agree_pairs
 from smalti.lake import Lake
 from smalti.optouts.keys import Key, KeyKind, normalise
+from smalti.optouts.ledger import state
+from smalti.optouts.ledger_rows import read_matched
 from smalti.optouts.request import Action, Request, read_answer, read_request, request_ids
 
 KEY_COLUMNS = ("url", "url_host", "owner")
@@ -179,22 +178,10 @@ def in_force(lake: Lake) -> list[Request]:
     return [each for each in applied if each.action in (Action.EXCLUDE, Action.ERASE) and each.id not in withdrawn]
 
 
-def _matched(lake: Lake, requests: set[str]) -> pa.Table:
+def _matched(lake: Lake, requests: Collection[str]) -> pa.Table:
     """Samples that these requests have matched so far: PRINTS."""
-    root = lake.optout_resolutions()
-    wanted = pc.field("request").isin(sorted(requests)) & pc.field("how").isin(["key", "copy"])
-
-    def read(name: str) -> pa.Table:
-        uri = objects.join_uri(root, name)
-        try:
-            with objects.open_binary(uri) as file:
-                return pq.read_table(file, columns=PRINTS.names, filters=wanted).cast(PRINTS)
-        except (pa.ArrowException, ValueError) as error:
-            raise CorruptError(f"these are not the matched samples of a step ({error})", uri, "Restore it") from error
-
-    names = [each for each in objects.list_names(root) if each.startswith("matched-")]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return pa.concat_tables([PRINTS.empty_table(), *pool.map(read, names)])
+    rows = read_matched(lake, state(lake).matched, requests)
+    return PRINTS.empty_table() if rows is None else rows.select(PRINTS.names).cast(PRINTS)
 
 
 def _is_told(rows: pa.Table) -> pa.ChunkedArray:

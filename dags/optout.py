@@ -1,0 +1,129 @@
+"""# Opt-outs: asked today, gone from every release
+
+`optout` takes one request through; `optout_inbox` looks every five minutes for files that people dropped, and starts `optout` for each, and for what the command line handed in;
+`optout_watch` counts requests by state every hour, writes their page, and fails while one is late (24 hours; 30 days until bytes are erased).
+
+| Task | What it does | If it is run again |
+|---|---|---|
+| receive | reads the keys and puts the request into the ledger, rows that are no keys into `optouts/rejected` | finds the request there |
+| preview | matches it against every part and table, copies included, and writes a page; applies nothing | the first preview counts |
+| confirm | waits for a person, 14 days at most; skipped where nobody needs to be asked | asks again |
+| apply | writes the matches into the ledger and a new snapshot: from now on no training run that starts is served them | nothing to do |
+| take_in | (`optout_inbox`) puts what was dropped into the ledger and removes it from the inbox; what cannot be read goes to `optouts/rejected` | finds the rest |
+| watch | (`optout_watch`) metrics `smalti.optouts.<state>` and `.overdue`, a page below `runs/`, an alert | says it again |
+| prove | reads every affected stream of every live release back through the training loader; writes the receipt | the first receipt counts |
+
+- **Starts** by hand with a form, through Airflow's REST API with the same fields as `conf`, or from a file in
+  `optouts/inbox/<action>/<reference>/`. Several may run at once.
+- **Action** `query`: what is held; nothing is applied. `exclude`: never served again. `erase`: excluded now, and marked for its bytes to be removed.
+  `withdraw`: takes an earlier request back, named by its id.
+- **Keys**, one a line: `id demo/cat.jpg`, `url https://…`, `owner NAME`, `sha256 HEX`, `domain example.org`, `prefix https://example.org/me`;
+  or the URI of a csv, jsonl, parquet or text file, or of a picture. What is typed into the form stays in Airflow's database with the
+  run, like every form: name a file where that must not be, or delete the run.
+- **Copies** of what a key names go too, in every source, found by their bytes or by two fingerprints that agree. Look-alikes stay, and the
+  page shows them: hand those that must go in by id.
+- **A person confirms** more matches than *ask above*, and whatever comes from a domain or a prefix.
+- **Danger:** a wide key takes everything it matches out of every release, until it is withdrawn; a release that is built meanwhile is
+  built without it.
+- **Twice, or killed:** the same run is the same request; the ledger only grows, by objects that are created once. Clear the red task.
+- **Fails at prove:** something that was asked for is still served. The message names it; the receipt is not written.
+- **Needs** the Airflow connection `smalti_ray` (the cluster's Jobs API), `SMALTI_LAKE` in Airflow's environment, and for the inbox the right
+  to delete objects.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
+from airflow.sdk import CronTriggerTimetable, chain, dag, task
+
+from smalti_airflow.approval import ApproveOptout, optout_text
+from smalti_airflow.blocks import DEFAULTS, FIRST_DAY, OPTOUT_FORM, report_field, stage_task
+from smalti_airflow.optouts import hand_in_form, take_in_files, watch_deadlines
+
+REQUEST = report_field("receive", "request")
+APPLIED = "{% set it = ti.xcom_pull(task_ids='receive') %}{{ '' if it['action'] == 'query' else it['request'] }}"
+CONFIRMED = "{{ ((ti.xcom_pull(task_ids='confirm') or {}).get('responded_by_user') or {}).get('name') or '' }}"
+
+
+@dag(
+    "optout",
+    description="Take a request to opt out from its keys to its receipt",
+    schedule=None,
+    start_date=FIRST_DAY,
+    catchup=False,
+    max_active_runs=16,
+    params=OPTOUT_FORM,
+    default_args=DEFAULTS,
+    tags=["smalti", "optout"],
+    doc_md=__doc__,
+    user_defined_filters={"optout_text": optout_text},
+)
+def optout() -> None:
+    @task(multiple_outputs=False)
+    def receive(params: Any = None, dag_run: Any = None) -> dict[str, Any]:
+        """Put the request into the ledger; what later tasks are told is its id."""
+        return hand_in_form(params, dag_run)
+
+    chain(
+        receive(),
+        stage_task("optout_preview", {"request": REQUEST}, task_id="preview"),
+        ApproveOptout(task_id="confirm", preview="preview"),
+        stage_task(
+            "optout_apply",
+            {"request": APPLIED, "confirmed_by": CONFIRMED},
+            task_id="apply",
+            only_with="request",
+            trigger_rule="none_failed",
+        ),
+        stage_task("optout_prove", {"request": REQUEST}, task_id="prove", trigger_rule="none_failed"),
+    )
+
+
+@dag(
+    "optout_inbox",
+    description="Start an opt-out for each file in optouts/inbox",
+    schedule=CronTriggerTimetable("*/5 * * * *", timezone="UTC", run_immediately=timedelta(minutes=10)),
+    start_date=None,
+    catchup=False,
+    max_active_runs=1,
+    default_args=DEFAULTS,
+    tags=["smalti", "optout"],
+    doc_md=__doc__,
+)
+def optout_inbox() -> None:
+    @task
+    def take_in() -> list[dict[str, Any]]:
+        """Put what was dropped into the ledger; one `conf` a request."""
+        return take_in_files()
+
+    TriggerDagRunOperator.partial(
+        task_id="start", trigger_dag_id="optout", skip_when_already_exists=True
+    ).expand_kwargs(take_in().map(lambda waits: {"conf": waits, "trigger_run_id": f"request_{waits['request']}"}))
+
+
+@dag(
+    "optout_watch",
+    description="Requests by state; an alert while one is late",
+    schedule=CronTriggerTimetable("7 * * * *", timezone="UTC", run_immediately=timedelta(minutes=10)),
+    start_date=None,
+    catchup=False,
+    max_active_runs=1,
+    default_args=DEFAULTS,
+    tags=["smalti", "optout"],
+    doc_md=__doc__,
+)
+def optout_watch() -> None:
+    @task(multiple_outputs=False)
+    def watch(dag_run: Any = None) -> dict[str, Any]:
+        """Look at every request."""
+        return watch_deadlines(dag_run)
+
+    watch()
+
+
+optout()
+optout_inbox()
+optout_watch()

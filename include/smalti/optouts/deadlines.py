@@ -1,0 +1,94 @@
+"""Which requests are late: a person was promised a time, and somebody is to be told before it is forgotten."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from html import escape
+
+from smalti.optouts.request import Action
+from smalti.optouts.status import Standing, State
+from smalti.page import STYLE, figure, number, table
+
+LIMITS = {
+    Action.QUERY: timedelta(days=30),
+    Action.EXCLUDE: timedelta(hours=24),
+    Action.WITHDRAW: timedelta(hours=24),
+    Action.ERASE: timedelta(days=30),
+}
+"""From being handed in to the receipt. A request to erase is excluded within the limit of that, too: see `due`."""
+
+ENDED = frozenset({State.PROVEN, State.REFUSED, State.WITHDRAWN})
+"""Nothing more is to be done; what was refused was decided by a person."""
+
+
+def due(standing: Standing) -> datetime:
+    """When a request has to have its next effect: what is erased is to be excluded as fast as what only is excluded."""
+    if standing.action == Action.ERASE and standing.state != State.RESOLVED:
+        return standing.submitted + LIMITS[Action.EXCLUDE]
+    return standing.submitted + LIMITS[standing.action]
+
+
+def overdue(standings: Iterable[Standing], now: datetime) -> list[Standing]:
+    """Requests that are late, the latest first."""
+    late = [each for each in standings if each.state not in ENDED and due(each) < now]
+    return sorted(late, key=lambda each: (due(each), each.id))
+
+
+def counts(standings: Iterable[Standing]) -> dict[str, int]:
+    """State -> requests; every state is named."""
+    found = Counter(each.state for each in standings)
+    return {state.name.lower(): found[state] for state in State}
+
+
+def say_overdue(late: Sequence[Standing], now: datetime) -> str:
+    """One line for an alert. Of a request its id and the requester's reference, nothing else."""
+    named = "; ".join(
+        f"{each.id} ({each.reference}: {each.shown}, due {due(each):%Y-%m-%d %H:%M} UTC)" for each in late[:10]
+    )
+    more = f", and {len(late) - 10} more" if len(late) > 10 else ""
+    return f"{len(late)} opt-outs are overdue at {now:%Y-%m-%d %H:%M} UTC: {named}{more}"
+
+
+def render(standings: Sequence[Standing], now: datetime) -> str:
+    """A page: every request by state, those that are late first."""
+    late = overdue(standings, now)
+    by_state = counts(standings)
+    head = (
+        f"<p class=over>Opt-outs, {now:%Y-%m-%d %H:%M} UTC</p><h1>Requests</h1>"
+        '<div class="figures">'
+        + figure(number(len(standings)), "requests")
+        + figure(number(by_state[State.PROVEN.name.lower()]), "with a receipt")
+        + figure(number(by_state[State.WAITS.name.lower()]), "wait for a person")
+        + figure(number(len(late)), "overdue")
+        + "</div>"
+    )
+    sections = [_section("Overdue", late)] if late else []
+    for state in State:
+        found = [each for each in standings if each.state == state]
+        if found:
+            sections.append(_section(state.value.capitalize(), found))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Opt-outs</title>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<style>{STYLE}</style></head>\n<body><main>\n" + "\n".join([head, *sections]) + "\n</main></body></html>\n"
+    )
+
+
+def _section(title: str, standings: Sequence[Standing]) -> str:
+    rows = [
+        (
+            f"<code>{escape(each.id)}</code>",
+            escape(each.action),
+            escape(each.reference),
+            escape(each.shown),
+            f"{each.submitted:%Y-%m-%d %H:%M}",
+            "" if each.state in ENDED else f"{due(each):%Y-%m-%d %H:%M}",
+            number(each.keys),
+            number(each.rejected),
+        )
+        for each in standings
+    ]
+    head = ("request", "action", "reference", "state", "handed in, UTC", "due, UTC", "keys", "rejected rows")
+    return f"<section><h2>{escape(title)}</h2>{table(head, rows, right=(6, 7))}</section>"

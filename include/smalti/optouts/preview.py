@@ -1,0 +1,216 @@
+"""The dry run of a request: what it would match, before anything is done. A person confirms what is wide or matches much."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import AwareDatetime, Field
+
+from smalti import objects
+from smalti.accounting import Report
+from smalti.lake import Lake
+from smalti.optouts.ledger import all_parts
+from smalti.optouts.request import Action, Request, read_request
+from smalti.release.latest import live_versions
+from smalti.release.skips import Model, canonical_json, compress, decompress, parse, sha256
+from smalti.settings import OptoutRun
+
+if TYPE_CHECKING:
+    from smalti.optouts.match import Matched
+
+log = logging.getLogger("smalti")
+
+LISTED = 1000
+"""Matched samples that a preview names; it counts all."""
+
+
+class Listed(Model):
+    """A sample that is matched, or nearly so."""
+
+    id: str
+    how: Literal["key", "copy", "near"]
+    key: int = Field(description="index of the request's key that reached it")
+    part: str = Field(description="<source>/<part>; empty: it is in the source's table only")
+    shard: str | None = None
+    index: int | None = None
+
+
+class Preview(Model):
+    """What a request would do. The first one counts: a person confirms what they have seen, by its digest."""
+
+    version: Literal[1] = 1
+    request: str
+    made: AwareDatetime
+    keys: int
+    kinds: dict[str, int] = Field(description="kind of key -> keys")
+    matched: int = Field(description="places in parts: a sample in two parts is two")
+    samples: int = Field(description="ids, in parts or in tables")
+    by_key: int = Field(description="of `matched`, those that a key names; the others are their copies")
+    sources: dict[str, int] = Field(description="source -> places")
+    parts: dict[str, int] = Field(description="<source>/<part> -> places")
+    tables: dict[str, int] = Field(description="source -> rows of its table")
+    releases: dict[str, tuple[str, ...]] = Field(description="dataset -> live versions that are made of such parts")
+    near: int = Field(description="look-alikes that would stay")
+    unmatched: int = Field(description="keys that match nothing")
+    shown: tuple[Listed, ...] = Field(description="the first matches, those that keys name before copies")
+    shown_near: tuple[Listed, ...] = ()
+
+    def encode(self) -> bytes:
+        """The content that `Answer.preview_sha256` is of."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    def digest(self) -> str:
+        return sha256(self.encode())
+
+
+class PreviewReport(Report):
+    """What the DAG goes on with."""
+
+    request: str
+    action: str
+    reference: str
+    keys: int
+    rejected: int
+    matched: int
+    samples: int
+    by_key: int
+    near: int
+    unmatched: int
+    sources: dict[str, int]
+    ask: str = Field(description="why a person is to confirm; empty: nobody needs to")
+    page: str
+
+
+def preview(lake: Lake, run: OptoutRun) -> PreviewReport:
+    """Match a request against everything and write down what was found, once; nothing is applied.
+
+    Raises:
+        InputError: there is no such request.
+    """
+    began = time.monotonic()
+    request = read_request(lake, run.request)
+    found = read_preview(lake, request.id) or _make(lake, request)
+    why = why_ask(request, found)
+    log.info("opt-out %s: %d places match, %d nearly", request.id, found.matched, found.near)
+    return PreviewReport(
+        stage="optout_preview",
+        seconds=round(time.monotonic() - began, 3),
+        warnings=_warnings(request, found),
+        request=request.id,
+        action=request.action,
+        reference=request.reference,
+        keys=found.keys,
+        rejected=request.rejected,
+        matched=found.matched,
+        samples=found.samples,
+        by_key=found.by_key,
+        near=found.near,
+        unmatched=found.unmatched,
+        sources=found.sources,
+        ask=why,
+        page=lake.optout_preview_page(request.id),
+    )
+
+
+def why_ask(request: Request, found: Preview) -> str:
+    """Why a person is to confirm; empty if nobody needs to. To be told what is held changes nothing, and needs nobody."""
+    if request.action == Action.QUERY:
+        return ""
+    if request.is_wide:
+        return "it names a domain or a prefix"
+    if found.matched > request.confirm_above:
+        return f"it matches {found.matched} places, more than {request.confirm_above}"
+    return ""
+
+
+def read_preview(lake: Lake, request: str) -> Preview | None:
+    """The preview that was made; None: none was yet. Raises CorruptError."""
+    uri = lake.optout_preview(request)
+    found = objects.read_versioned(uri)
+    return None if found is None else parse(Preview, decompress(found[0], uri), uri)
+
+
+def _make(lake: Lake, request: Request) -> Preview:
+    from smalti.optouts.match import match_parts
+    from smalti.optouts.preview_page import render
+    from smalti.optouts.tables import match_tables
+
+    parts = list(all_parts(lake).values())
+    matched = match_parts(lake, parts, [request])
+    tables = match_tables(lake, [request], matched.rows)
+    made = _preview(lake, request, matched, tables)
+    page = render(lake, request, made).encode()  # before the preview: whoever finds that finds its page
+    objects.create_bytes(lake.optout_preview_page(request.id), page)
+    objects.create_bytes(lake.optout_preview(request.id), compress(made.encode()))
+    found = read_preview(lake, request.id)
+    assert found is not None
+    return found
+
+
+def _preview(lake: Lake, request: Request, matched: Matched, tables: pa.Table) -> Preview:
+    rows = matched.rows
+    by_part = _counts(rows["part"])
+    ids = pa.chunked_array([*rows["id"].chunks, *tables["id"].chunks], pa.string())
+    kinds = Counter(str(key.kind) for key in request.keys)
+    return Preview(
+        request=request.id,
+        made=datetime.now(UTC),
+        keys=len(request.keys),
+        kinds=dict(sorted(kinds.items())),
+        matched=rows.num_rows,
+        samples=pc.count_distinct(ids).as_py(),
+        by_key=pc.sum(pc.equal(rows["how"], "key")).as_py() or 0,
+        sources=_counts(rows["source"]),
+        parts=by_part,
+        tables=_counts(tables["source"]),
+        releases=releases_with(lake, set(by_part)),
+        near=matched.near_found.get(request.id, 0),
+        unmatched=len(matched.unmatched.get(request.id, ())),
+        shown=_listed(rows),
+        shown_near=_listed(matched.near),
+    )
+
+
+def releases_with(lake: Lake, parts: set[str]) -> dict[str, tuple[str, ...]]:
+    """Live versions that some of these parts (<source>/<part>) are in."""
+    from smalti.release.manifest import read_manifest
+
+    found = {}
+    for dataset in objects.list_names(lake.releases()) if parts else ():
+        versions = [
+            version
+            for version in live_versions(lake, dataset)
+            if any(
+                f"{source.name}/{part.name}" in parts
+                for source in read_manifest(lake.manifest(dataset, version)).sources
+                for part in source.parts
+            )
+        ]
+        if versions:
+            found[dataset] = tuple(versions)
+    return found
+
+
+def _counts(column: pa.ChunkedArray) -> dict[str, int]:
+    return dict(sorted((each["values"], each["counts"]) for each in pc.value_counts(column).to_pylist()))
+
+
+def _listed(rows: pa.Table) -> tuple[Listed, ...]:
+    first = pa.concat_tables([rows.filter(pc.equal(rows["how"], "key")), rows.filter(pc.not_equal(rows["how"], "key"))])
+    columns = first.select(list(Listed.model_fields)).slice(0, LISTED)
+    return tuple(Listed(**row) for row in columns.to_pylist())
+
+
+def _warnings(request: Request, found: Preview) -> tuple[str, ...]:
+    said: list[Any] = []
+    if request.rejected:
+        said.append(f"{request.rejected} rows of request {request.id} are no keys: see optouts/rejected")
+    if found.unmatched:
+        said.append(f"{found.unmatched} of {found.keys} keys of request {request.id} match nothing")
+    return tuple(said)

@@ -1,0 +1,127 @@
+"""What the opt-out DAGs do on a worker themselves: keys go from the form straight into the ledger, past Ray's jobs and their specs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.observability import stats
+
+from smalti.errors import InputError, MissingObject, SmaltiError
+from smalti.lake import Lake
+from smalti.objects import create_bytes, normalise_uri, read_bytes
+from smalti.optouts.deadlines import counts, overdue, render, say_overdue
+from smalti.optouts.inbox import take_in
+from smalti.optouts.parse import parse, parse_text
+from smalti.optouts.request import Action, Request, read_request
+from smalti.optouts.rows import Parsed
+from smalti.optouts.status import State, standings
+from smalti.optouts.submit import NOTHING, hand_in
+
+log = logging.getLogger("smalti")
+
+
+def hand_in_form(params: Mapping[str, Any], dag_run: Any) -> dict[str, Any]:
+    """A run's form as a request of the ledger.
+
+    Returns (XCom): its id, action and counts; no key.
+    """
+    try:
+        lake = Lake.from_environment()
+        if params.get("request"):
+            return _said(read_request(lake, params["request"]))
+        return _said(_hand_in(lake, params, dag_run))
+    except InputError as error:
+        raise AirflowFailException(str(error)) from None
+    except SmaltiError as error:
+        raise AirflowException(str(error)) from None
+
+
+def take_in_files() -> list[dict[str, Any]]:
+    """Put what lies in the inbox into the ledger.
+
+    Returns (XCom): every request that no run has gone on with, each as the `conf` of one. A run that was started for it already is
+    found by its name, so that nothing is lost where a try was killed after it had emptied the inbox.
+    """
+    try:
+        lake = Lake.from_environment()
+        for each in take_in(lake):
+            if each.fault:
+                log.warning("%s", each.fault)
+        waiting = [
+            each
+            for each in standings(lake)
+            if each.state == State.HANDED_IN and not each.submitted_by.startswith(_OURS)
+        ]
+    except SmaltiError as error:
+        raise AirflowException(str(error)) from None
+    return [{"request": each.id} for each in waiting]
+
+
+def watch_deadlines(dag_run: Any) -> dict[str, Any]:
+    """Count requests by state, write their page, and fail if one is late: the notifier tells whoever is to know.
+
+    Returns (XCom): the counts and the page.
+    """
+    now = datetime.now(UTC)
+    try:
+        lake = Lake.from_environment()
+        found = standings(lake)
+        page = lake.run_object(dag_run.dag_id, dag_run.run_id, "watch", f"requests-{now:%H%M%S}.html")
+        create_bytes(page, render(found, now).encode())
+    except SmaltiError as error:
+        raise AirflowException(str(error)) from None
+    late, by_state = overdue(found, now), counts(found)
+    for state, count in by_state.items():
+        stats.gauge(f"smalti.optouts.{state}", count)
+    stats.gauge("smalti.optouts.overdue", len(late))
+    if late:
+        raise AirflowFailException(f"{say_overdue(late, now)}. Page: {page}")
+    return {**by_state, "overdue": 0, "page": page}
+
+
+_OURS = "airflow:"
+
+
+def _hand_in(lake: Lake, params: Mapping[str, Any], dag_run: Any) -> Request:
+    keys, file = params.get("keys") or "", params.get("file") or ""
+    if keys and file:
+        raise InputError("there are both keys and a file", "the form", "Fill in one of the two")
+    if not (params.get("reference") or "").strip():
+        raise InputError("there is no reference", "the form", "Write by what whoever asks knows the request")
+    action = Action(params["action"])
+    parsed = NOTHING
+    if action != Action.WITHDRAW:
+        parsed = _read(file) if file else parse_text(keys, "the form")
+    return hand_in(
+        lake,
+        action=action,
+        reference=params["reference"].strip(),
+        reason=params.get("reason") or "",
+        parsed=parsed,
+        submission=f"{_OURS}{dag_run.dag_id}/{dag_run.run_id}",
+        submitted=dag_run.queued_at or dag_run.start_date or datetime.now(UTC),
+        submitted_by=f"{_OURS}{dag_run.triggering_user_name or 'unknown'}",
+        withdraws=params.get("withdraws") or None,
+        confirm_above=int(params["ask_above"]),
+    )
+
+
+def _read(file: str) -> Parsed:
+    uri = normalise_uri(file)
+    try:
+        return parse(read_bytes(uri), uri.rpartition("/")[2], uri)
+    except MissingObject as error:
+        raise InputError("there is no such file", uri, "Fill in the URI of a file that is there") from error
+
+
+def _said(request: Request) -> dict[str, Any]:
+    return {
+        "request": request.id,
+        "action": request.action.value,
+        "keys": len(request.keys),
+        "rejected": request.rejected,
+    }

@@ -1,0 +1,201 @@
+"""The opt-out DAG: what the form asks, when a person is asked, and what the stages are told."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError
+
+from smalti.lake import Lake
+from smalti.objects import list_objects
+from smalti.optouts.keys import KeyKind
+from smalti.optouts.request import Action, read_answer, read_request
+from smalti_airflow.approval import ApproveOptout, optout_text
+from smalti_airflow.optouts import hand_in_form, take_in_files
+from smalti_airflow.stage_settings import EMPTY, resolve_settings
+
+FORM = {
+    "action": "query",
+    "reference": "",
+    "keys": None,
+    "file": None,
+    "withdraws": None,
+    "reason": None,
+    "ask_above": 1000,
+    "request": None,
+}
+ID = "0123456789abcdef"
+REPORT = {
+    "request": ID,
+    "action": "exclude",
+    "reference": "T-7",
+    "keys": 3,
+    "matched": 12,
+    "by_key": 5,
+    "near": 2,
+    "unmatched": 1,
+    "sources": {"cats": 12},
+    "ask": "it names a domain or a prefix",
+    "page": "gs://bucket/lake/optouts/requests/x/preview.html",
+    "warnings": [],
+}
+
+
+@pytest.fixture
+def dag(repository: Any) -> Any:
+    return repository.dags["optout"]
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    monkeypatch.setenv("SMALTI_LAKE", str(tmp_path / "lake"))
+    return Lake.from_environment()
+
+
+def run_of(run_id: str = "manual__1") -> Any:
+    return SimpleNamespace(
+        dag_id="optout",
+        run_id=run_id,
+        queued_at=datetime(2026, 11, 30, 12, tzinfo=UTC),
+        start_date=None,
+        triggering_user_name="ada",
+    )
+
+
+def rendered(dag: Any, task_id: str, **reports: Any) -> Any:
+    task = dag.task_dict[task_id]
+    context = {"ti": SimpleNamespace(xcom_pull=lambda task_ids: reports.get(task_ids))}
+    what = task.settings if hasattr(task, "settings") else {"request": task.request, "ask": task.ask}
+    return task.render_template(what, context, dag.get_template_env())
+
+
+def test_the_steps_follow_each_other_and_a_skipped_confirmation_stops_nothing(dag: Any) -> None:
+    order = ["receive", "preview", "confirm", "apply", "prove"]
+    assert {(task.task_id, after) for task in dag.tasks for after in task.downstream_task_ids} == set(pairwise(order))
+    assert {dag.task_dict[name].trigger_rule for name in order[3:]} == {"none_failed"}
+
+
+def test_the_form_begins_harmless(dag: Any) -> None:
+    assert {name: dag.params[name] for name in dag.params} == FORM
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [("action", "delete"), ("ask_above", -1), ("withdraws", "../x"), ("request", "'; --"), ("reference", "x" * 201)],
+)
+def test_the_form_refuses_what_makes_no_sense(dag: Any, field: str, wrong: Any) -> None:
+    with pytest.raises(ParamValidationError):
+        dag.params[field] = wrong
+    assert dag.params[field] == FORM[field]
+
+
+def test_what_is_typed_becomes_one_request_however_often_the_task_runs(lake: Lake) -> None:
+    form = FORM | {"action": "exclude", "reference": " T-7 ", "keys": "id cats/1.jpg\nowner Ada\nnonsense\n"}
+    said = hand_in_form(form, run_of())
+    assert said == hand_in_form(form, run_of())
+    request = read_request(lake, said["request"])
+    assert (request.action, request.reference, request.submitted_by) == (Action.EXCLUDE, "T-7", "airflow:ada")
+    assert [(key.kind, key.value) for key in request.keys] == [(KeyKind.ID, "cats/1.jpg"), (KeyKind.OWNER, "Ada")]
+    assert said == {"request": request.id, "action": "exclude", "keys": 2, "rejected": 1}
+    assert hand_in_form(form, run_of("manual__2"))["request"] != request.id, "another run asks anew"
+    assert hand_in_form(FORM | {"request": request.id}, run_of("manual__3")) == said, "goes on with what is there"
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"keys": "id a/b"}, "there is no reference"),
+        ({"reference": "T", "keys": "id a/b", "file": "/x.csv"}, "both keys and a file"),
+        ({"reference": "T"}, "no key"),
+        ({"reference": "T", "keys": "x"}, "none of its 1 rows is a key"),
+        ({"reference": "T", "action": "withdraw"}, "withdraw"),
+        ({"request": ID}, "no such request"),
+    ],
+)
+def test_a_form_that_asks_for_nothing_fails_at_once(lake: Lake, form: dict[str, Any], message: str) -> None:
+    with pytest.raises(AirflowFailException, match=message):
+        hand_in_form(FORM | form, run_of())
+    assert not [each for each in list_objects(lake.optout_requests()) if each.uri.endswith("request.json.gz")]
+
+
+def test_no_key_leaves_the_worker(dag: Any) -> None:
+    """XComs, specs of jobs and what a person is asked are seen by more people than the ledger is."""
+    assert rendered(dag, "preview", receive={"request": ID, "action": "exclude"}) == {"request": ID}
+    assert set(dag.task_dict["apply"].settings) == {"request", "confirmed_by"}
+
+
+@pytest.mark.parametrize(("action", "applies"), [("query", False), ("exclude", True), ("withdraw", True)])
+def test_a_query_applies_nothing(dag: Any, action: str, applies: bool) -> None:
+    settings = rendered(dag, "apply", receive={"request": ID, "action": action})
+    assert dag.task_dict["apply"].only_with == "request"
+    assert (settings["request"] not in EMPTY) is applies
+
+
+def test_who_confirmed_reaches_the_ledger(dag: Any) -> None:
+    reports = {
+        "receive": {"request": ID, "action": "erase"},
+        "confirm": {"responded_by_user": {"id": "1", "name": "Ada"}},
+    }
+    settings = resolve_settings("optout_apply", rendered(dag, "apply", **reports), "test")
+    assert settings == {"request": ID, "confirmed_by": "Ada"}
+    del reports["confirm"]
+    assert resolve_settings("optout_apply", rendered(dag, "apply", **reports), "test")["confirmed_by"] is None
+
+
+def test_a_person_is_asked_only_where_the_preview_says_why(dag: Any) -> None:
+    assert rendered(dag, "confirm", preview=REPORT) == {"request": ID, "ask": REPORT["ask"]}
+    task = ApproveOptout(task_id="confirm", preview="preview")
+    task.ask = ""
+    with pytest.raises(AirflowSkipException, match="no more than"):
+        task.execute({})
+
+
+def test_a_no_is_written_into_the_ledger(lake: Lake) -> None:
+    form = FORM | {"action": "exclude", "reference": "T-7", "keys": "domain example.org"}
+    request = hand_in_form(form, run_of())["request"]
+    from smalti.optouts.preview import preview
+    from smalti.settings import OptoutRun
+
+    assert preview(lake, OptoutRun(request=request)).ask == "it names a domain or a prefix"
+    task = ApproveOptout(task_id="confirm", preview="preview")
+    task.request, task.where = request, f"opt-out {request}"
+    event = {
+        "chosen_options": ["Reject"],
+        "responded_by_user": {"id": "1", "name": "Ada"},
+        "params_input": {},
+        "responded_at": datetime.now(UTC),
+    }
+    with pytest.raises(AirflowFailException, match="Ada rejected the request"):
+        task.execute_complete({}, event)
+    answer = read_answer(lake, request)
+    assert answer is not None
+    assert (answer.apply, answer.by) == (False, "Ada")
+
+
+def test_what_a_person_is_told() -> None:
+    text = optout_text(REPORT)
+    assert "[The request's page](https://storage.cloud.google.com/bucket/lake/" in text
+    assert (
+        "3 keys match 12 places in parts (cats 12): 5 by a key, 7 as copies of those. 2 look-alikes would stay" in text
+    )
+    assert optout_text(None) == "There is no preview."
+
+
+def test_dropped_files_become_runs_of_their_own(lake: Lake, repository: Any) -> None:
+    folder = Path(lake.optout_inbox().removeprefix("file://")) / "exclude" / "T-8"
+    folder.mkdir(parents=True)
+    (folder / "keys.csv").write_text("kind,value\nid,cats/1.jpg\n")
+    (folder / "broken.parquet").write_bytes(b"PAR1 is not enough")
+    taken = take_in_files()
+    assert [set(each) for each in taken] == [{"request"}], "a broken file is in nobody's way"
+    request = read_request(lake, taken[0]["request"])
+    assert (request.reference, request.keys[0].value) == ("T-8", "cats/1.jpg")
+    assert list(folder.rglob("*.csv")) == []
+    assert take_in_files() == taken, "until a run goes on with it: one that was started is found by its name"
+    form = {name: repository.dags["optout"].params[name] for name in repository.dags["optout"].params}
+    assert hand_in_form(form | taken[0], run_of("inbox_1"))["request"] == request.id
