@@ -6,19 +6,16 @@ import io
 import json
 import logging
 import sys
-import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from PIL import Image
 
 from smalti import cli
 from smalti.lake import Lake
-from smalti.optouts.request import Request, read_request, request_ids
-from smalti.shards.part import Part
+from smalti.optouts.request import read_request, request_ids
 from tests.conftest import snapshot
 from tests.optouts.test_status import step
 
@@ -154,36 +151,15 @@ def test_withdraw_is_a_request_and_the_same_keys_are_then_asked_for_under_anothe
     assert run(*arguments, "T-3")[0] == 0
 
 
-def test_query_writes_nothing_and_tells_what_is_held(
-    run: Run, lake: Lake, keys: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_query_of_an_empty_lake_tells_what_matches_nothing_and_writes_nothing(
+    run: Run, lake: Lake, keys: Path
 ) -> None:
-    """With a matcher of our own: how keys match is tests/optouts/test_match.py."""
-
-    def match_parts(
-        lake: Lake, parts: Sequence[Part], requests: Sequence[Request], known: object = None
-    ) -> types.SimpleNamespace:
-        [request] = requests
-        row = {
-            "id": "cats/1",
-            "how": "key",
-            "part": "cats/p",
-            "shard": "cats/p/512/1.000/shard.00000.mds",
-            "index": 3,
-            "source": "cats",
-        }
-        rows = pa.Table.from_pylist([row, row | {"how": "copy", "index": 4, "id": "dogs/7", "source": "dogs"}])
-        return types.SimpleNamespace(rows=rows, near=rows.slice(0, 0), unmatched={request.id: (1,)})
-
-    module = types.ModuleType("smalti.optouts.match")
-    module.__dict__["match_parts"] = match_parts
-    monkeypatch.setitem(sys.modules, "smalti.optouts.match", module)
+    """What it tells of a lake with samples is in tests/optouts/test_apply.py."""
     code, out, _ = run("query", keys, "--json")
     said = json.loads(out)
-    assert (code, said["samples"], said["places"], said["sources"]) == (0, 2, 2, {"cats": 1, "dogs": 1})
-    assert [each["id"] for each in said["held"]] == ["cats/1", "dogs/7"]
-    assert said["unmatched_keys"] == [{"kind": "owner", "value": "Jane"}]
+    assert (code, said["samples"], said["unmatched"]) == (0, 0, 2)
+    assert said["unmatched_keys"][1] == {"kind": "owner", "value": "Jane"}
     assert said["rejected_rows"] == [{"row": 3, "reason": "no URL: write https://host/path"}]
-    assert "id=cats/1  how=key" in run("query", keys)[1]
     assert snapshot(lake.root) == {}
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import getpass
 import hashlib
-import importlib
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -154,10 +153,11 @@ def withdraw(
 
 @optout.command("query")
 def query(file: File, lake: LakeUri = "", as_json: Json = False) -> None:
-    """What the parts hold of the keys in FILE. Nothing is handed in, and nothing is written."""
-    from smalti.objects import list_names
+    """What parts and tables hold of the keys in FILE. Nothing is handed in, and nothing is written."""
+    from smalti.optouts.ledger import all_parts
+    from smalti.optouts.match import match_parts
     from smalti.optouts.request import Action, Request, ordered
-    from smalti.shards.part import committed_parts
+    from smalti.optouts.tables import match_tables
 
     place = lake_at(lake)
     _, parsed = _read(file)
@@ -172,21 +172,22 @@ def query(file: File, lake: LakeUri = "", as_json: Json = False) -> None:
         submitted=datetime.now(UTC),
         keys=tuple(ordered(parsed.keys)),
     )
-    match_parts = importlib.import_module("smalti.optouts.match").match_parts
-    sources = list_names(place.parts_root())
-    parts = [part for source in sources for part in committed_parts(place, source, hidden=True)]
-    matched = match_parts(place, parts, [request])
+    matched = match_parts(place, list(all_parts(place).values()), [request])
     rows, near = matched.rows.to_pylist(), matched.near.to_pylist()
+    in_parts = {row["id"] for row in rows}
+    only = [row for row in match_tables(place, [request], matched.rows).to_pylist() if row["id"] not in in_parts]
     unmatched = [request.keys[number] for number in matched.unmatched.get(request.id, ())]
     said = {
         "keys": len(request.keys),
-        "samples": len({row["id"] for row in rows}),
+        "samples": len(in_parts),
         "places": len(rows),
         "sources": {
             source: len({row["id"] for row in rows if row["source"] == source})
             for source in sorted({row["source"] for row in rows})
         },
         "held": [_place(row) for row in rows[:_PLACES_LISTED]],
+        "in_tables_only": len(only),
+        "held_in_tables_only": [{"id": row["id"], "how": row["how"]} for row in only[:_PLACES_LISTED]],
         "near": [_place(row) for row in near[:_PLACES_LISTED]],
         "unmatched": len(unmatched),
         "unmatched_keys": [{"kind": key.kind.value, "value": key.value} for key in unmatched[:_LISTED]],

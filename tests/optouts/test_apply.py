@@ -1,0 +1,191 @@
+"""A request from preview to receipt, as the DAG's stages take it, over a lake with a release: with the matcher itself, without the loader."""
+
+from __future__ import annotations
+
+import functools
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from smalti import cli, objects
+from smalti.errors import InputError
+from smalti.lake import Lake
+from smalti.objects import read_bytes
+from smalti.optouts import apply as module
+from smalti.optouts.apply import apply, prove, refuse
+from smalti.optouts.parse import parse, parse_text
+from smalti.optouts.preview import preview, read_preview
+from smalti.optouts.proof import prove as prove_request
+from smalti.optouts.request import Action, read_answer, read_request
+from smalti.optouts.rows import Parsed
+from smalti.optouts.status import State, standings
+from smalti.optouts.submit import NOTHING, hand_in
+from smalti.release.optouts import newest_position, read_snapshot
+from smalti.settings import OptoutRun
+from tests.conftest import snapshot
+from tests.optouts.test_proof import selected
+from tests.support.pictures import picture, stored
+
+
+@pytest.fixture(autouse=True)
+def without_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing streaming takes many seconds, and the proof has a test with it."""
+    monkeypatch.setattr(module, "prove_request", functools.partial(prove_request, read=selected))
+
+
+def asked(lake: Lake, keys: str | Parsed, action: Action = Action.EXCLUDE, **more: object) -> OptoutRun:
+    """A request that was handed in and looked at."""
+    parsed = parse_text(keys) if isinstance(keys, str) else keys
+    known: dict[str, object] = {"reference": "T-7", "submission": f"test {keys}", "submitted": datetime.now(UTC)}
+    request = hand_in(lake, action=action, parsed=parsed, **(known | more))  # type: ignore[arg-type]
+    run = OptoutRun(request=request.id)
+    preview(lake, run)
+    return run
+
+
+def state_of(lake: Lake, run: OptoutRun) -> State:
+    return standings(lake, [run.request])[0].state
+
+
+def opted_out(lake: Lake) -> set[str]:
+    return set(read_snapshot(lake, newest_position(lake)).ids)
+
+
+def test_a_request_goes_from_preview_to_receipt_and_its_copies_with_it(released: Lake) -> None:
+    run = asked(released, "id demo/1.jpg\nid demo/nobody.jpg")
+    found = read_preview(released, run.request)
+    assert found is not None
+    assert (found.matched, found.by_key, found.unmatched, found.sources) == (2, 1, 1, {"demo": 1, "other": 1})
+    assert [(each.id, each.how) for each in found.shown] == [("demo/1.jpg", "key"), ("other/copy.jpg", "copy")]
+    assert found.releases == {"set": ("v1",)}
+    page = read_bytes(released.optout_preview_page(run.request)).decode()
+    assert page.count('<img src="data:image/jpeg;base64,') == 2
+    assert newest_position(released) == 0, "a preview applies nothing"
+
+    report = apply(released, run)
+    assert report.position == newest_position(released) == 1
+    assert opted_out(released) == {"demo/1.jpg", "other/copy.jpg"}
+    answer = read_answer(released, run.request)
+    assert answer is not None
+    assert (answer.by, answer.preview_sha256) == ("limit", found.digest())
+
+    said = prove(released, run)
+    assert said.effective
+    receipt = json.loads(read_bytes(said.receipt))
+    assert {each["id"] for each in receipt["samples"]} == {"demo/1.jpg", "other/copy.jpg"}
+    assert state_of(released, run) == State.PROVEN
+    before = snapshot(released.root)
+    for stage in (preview, apply, prove):
+        stage(released, run)
+    assert snapshot(released.root) == before, "a second time nothing changes"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "id demo/1.jpg",
+        "url https://example.org/1.jpg",
+        "url HTTPS://EXAMPLE.org:443/1.jpg#top",
+        "the bytes",
+        "encoded again",
+    ],
+)
+def test_each_kind_of_key_reaches_the_sample_and_its_copy_and_no_other(released: Lake, keys: str) -> None:
+    given: str | Parsed = keys
+    if keys == "the bytes":
+        given = parse(stored(picture(1)), "mine.jpg")
+    elif keys == "encoded again":
+        given = parse(stored(picture(1, 900, 900), "WEBP", quality=80), "mine.webp")
+    run = asked(released, given)
+    apply(released, run)
+    assert opted_out(released) == {"demo/1.jpg", "other/copy.jpg"}
+
+
+def test_what_is_wide_or_matches_much_waits_for_a_person(released: Lake) -> None:
+    for keys, above, why in (
+        ("domain example.org", 1000, "it names a domain or a prefix"),
+        ("owner somebody", 3, "it matches 9 places, more than 3"),
+    ):
+        run = asked(released, keys, confirm_above=above)
+        assert preview(released, run).ask == why
+        with pytest.raises(InputError, match=f"waits for a person: {why}"):
+            apply(released, run)
+        assert state_of(released, run) == State.WAITS
+    assert newest_position(released) == 0
+    assert apply(released, run.model_copy(update={"confirmed_by": "Ada"})).position == 1
+    answer = read_answer(released, run.request)
+    assert answer is not None
+    assert answer.by == "Ada"
+
+
+def test_what_was_refused_is_never_applied(released: Lake) -> None:
+    run = asked(released, "domain example.org")
+    refuse(released, run.request, "Ada")
+    with pytest.raises(InputError, match="was refused"):
+        apply(released, run.model_copy(update={"confirmed_by": "Bob"}))
+    assert (state_of(released, run), newest_position(released)) == (State.REFUSED, 0)
+
+
+def test_a_query_says_what_is_held_and_applies_nothing(released: Lake) -> None:
+    run = asked(released, "domain example.org", Action.QUERY)
+    assert preview(released, run).ask == "", "nobody is asked before nothing is done"
+    with pytest.raises(InputError, match="only asks what is held"):
+        apply(released, run)
+    said = prove(released, run)
+    told = json.loads(read_bytes(said.receipt))
+    held = read_preview(released, run.request)
+    assert held is not None
+    assert (told["matched"], len(told["shown"])) == (held.matched, len(held.shown))
+    assert "What is held" in read_bytes(said.page).decode()
+    assert (state_of(released, run), newest_position(released)) == (State.PROVEN, 0)
+
+
+def test_a_withdrawal_takes_a_request_back_and_says_so(released: Lake) -> None:
+    first = asked(released, "id demo/1.jpg")
+    other = asked(released, "id demo/2.jpg")
+    for each in (first, other):
+        apply(released, each)
+    back = asked(released, NOTHING, Action.WITHDRAW, withdraws=first.request)
+    with pytest.raises(InputError, match="was not applied"):
+        prove(released, back)
+    assert apply(released, back).position == newest_position(released) == 3
+    assert opted_out(released) == {"demo/2.jpg"}
+    said = prove(released, back)
+    assert first.request in read_bytes(said.page).decode()
+    assert json.loads(read_bytes(said.receipt))["position"] == 3
+    assert [state_of(released, each) for each in (first, back)] == [State.WITHDRAWN, State.PROVEN]
+
+
+def test_what_was_not_looked_at_is_not_applied(released: Lake) -> None:
+    request = hand_in(
+        released, action=Action.EXCLUDE, reference="T", parsed=parse_text("id demo/1.jpg"), submission="x", submitted=datetime.now(UTC)
+    )  # fmt: skip
+    with pytest.raises(InputError, match="has no preview"):
+        apply(released, OptoutRun(request=request.id))
+    assert read_request(released, request.id) == request
+
+
+def test_no_page_and_no_object_that_others_see_has_a_key(released: Lake) -> None:
+    run = asked(released, "owner somebody\nurl https://example.org/sesame", confirm_above=1000)
+    apply(released, run)
+    prove(released, run)
+    for info in objects.list_objects(f"{released.root}/optouts"):
+        if not info.uri.endswith("request.json.gz"):
+            assert b"sesame" not in read_bytes(info.uri), info.uri
+
+
+def test_the_command_line_says_what_is_held_and_writes_nothing(
+    released: Lake, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("id demo/1.jpg\nid demo/nobody.jpg\n")
+    before = snapshot(released.root)
+    monkeypatch.setattr("sys.argv", ["smalti", "optout", "query", str(keys), "--lake", released.root, "--json"])
+    assert cli.run() == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["samples"], said["places"], said["sources"]) == (2, 2, {"demo": 1, "other": 1})
+    assert [(each["id"], each["how"]) for each in said["held"]] == [("demo/1.jpg", "key"), ("other/copy.jpg", "copy")]
+    assert said["unmatched_keys"] == [{"kind": "id", "value": "demo/nobody.jpg"}]
+    assert snapshot(released.root) == before
