@@ -103,7 +103,7 @@ def _hand_in(lake: Lake, params: Mapping[str, Any], dag_run: Any) -> Request:
         reason=params.get("reason") or "",
         parsed=parsed,
         submission=f"{_OURS}{dag_run.dag_id}/{dag_run.run_id}",
-        submitted=dag_run.queued_at or dag_run.start_date or datetime.now(UTC),
+        submitted=dag_run.run_after,
         submitted_by=f"{_OURS}{dag_run.triggering_user_name or 'unknown'}",
         withdraws=params.get("withdraws") or None,
         confirm_above=int(params["ask_above"]),

@@ -58,12 +58,11 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
 
 
 def run_of(run_id: str = "manual__1") -> Any:
-    return SimpleNamespace(
-        dag_id="optout",
-        run_id=run_id,
-        queued_at=datetime(2026, 11, 30, 12, tzinfo=UTC),
-        start_date=None,
-        triggering_user_name="ada",
+    """As a task has it: what it lacks an attribute for raises."""
+    from airflow.sdk.api.datamodels._generated import DagRun
+
+    return DagRun.model_construct(
+        dag_id="optout", run_id=run_id, run_after=datetime(2026, 11, 30, 12, tzinfo=UTC), triggering_user_name="ada"
     )
 
 
