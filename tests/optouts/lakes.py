@@ -17,28 +17,10 @@ from smalti.accounting import Accounted
 from smalti.config import Encoding
 from smalti.lake import Lake
 from smalti.optouts.keys import Key, KeyKind, key_of
+from smalti.optouts.matched import MATCHED, ORDER
 from smalti.optouts.request import Action, Answer, Request, ordered, request_id, submit, write_answer
 from smalti.shards.part import Part
 from smalti.shards.samples import SCHEMA, encode_samples
-
-MATCHED = pa.schema([
-    pa.field("request", pa.string(), nullable=False),
-    pa.field("key", pa.int32(), nullable=False),
-    pa.field("how", pa.string(), nullable=False),
-    pa.field("source", pa.string(), nullable=False),
-    pa.field("part", pa.string(), nullable=False),
-    pa.field("id", pa.string(), nullable=False),
-    pa.field("sha256", pa.string(), nullable=False),
-    pa.field("phash", pa.uint64()),
-    pa.field("colour", pa.binary()),
-    pa.field("flat", pa.bool_()),
-    pa.field("width", pa.int32(), nullable=False),
-    pa.field("height", pa.int32(), nullable=False),
-    pa.field("tier", pa.int32()),
-    pa.field("ar", pa.string()),
-    pa.field("shard", pa.string()),
-    pa.field("index", pa.int32()),
-])
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
 SHARD = 4
@@ -180,9 +162,7 @@ def match(lake: Lake, parts: Sequence[Part], requests: Sequence[Request], known:
                 how = "copy" if named[place] is None else "key"
                 found.append(row | {"request": request.id, "key": reached.get(place, ids[row["id"]]), "how": how})
     table = pa.Table.from_pylist([{name: row[name] for name in MATCHED.names} for row in found], MATCHED)
-    return Matched(
-        table.sort_by([(name, "ascending") for name in ("request", "part", "shard", "index", "id")]), unmatched
-    )
+    return Matched(table.sort_by([(name, "ascending") for name in ORDER]), unmatched)
 
 
 def _key_of(row: Mapping[str, Any], request: Request) -> int | None:

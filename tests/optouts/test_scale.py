@@ -14,11 +14,12 @@ from smalti import objects
 from smalti.lake import Lake
 from smalti.optouts.ledger import complete, resolve, settle, state
 from smalti.optouts.ledger_rows import write_matched
+from smalti.optouts.matched import MATCHED
 from smalti.optouts.request import Request
 from smalti.optouts.resolution import BLOCK, Ledger, Resolution
 from smalti.release.optouts import OptoutSnapshot, read_snapshot
 from smalti.shards.part import Part
-from tests.optouts.lakes import MATCHED, NOW, SHARD, Matched, Sample, add_part, ask
+from tests.optouts.lakes import NOW, SHARD, Matched, Sample, add_part, ask
 
 STEPS = 10_000
 
