@@ -10,15 +10,21 @@ import pytest
 
 from smalti import objects
 from smalti.curation.inputs import settle_inputs
+from smalti.errors import InputError
 from smalti.lake import Lake
 from smalti.optouts import ledger
 from smalti.optouts.ledger import resolve, state
 from smalti.optouts.reach import Matcher
+from smalti.release import verify as verify_module
+from smalti.release.manifest import read_manifest
+from smalti.release.publish import publish, rollback
+from smalti.settings import ReleaseRun
 from tests.maintenance.conftest import Died, dying_after, release, served
 from tests.optouts.conftest import RUN
 from tests.optouts.lakes import ask, match
-from tests.release.conftest import add
-from tests.support.pictures import Row, picture, stored
+from tests.release.conftest import add, build
+from tests.release.test_verify import kept_ids
+from tests.support.pictures import Row, picture, release_run, stored
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +90,32 @@ def copied(lake: Lake, folder: Path) -> Lake:
     assert path is not None
     shutil.copytree(path, folder)
     return Lake.at(str(folder))
+
+
+def test_a_tree_with_what_was_opted_out_is_neither_published_nor_gone_back_to(
+    released: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads a tree reads no snapshot. A version that leaves it out is published, and so is what no request touches."""
+    run = release_run("demo:main", "other:extra", publish="tree")
+    monkeypatch.setattr(verify_module, "read_ids", kept_ids)  # importing the loader takes seconds
+
+    def built() -> ReleaseRun:
+        named = run.model_copy(update={"manifest": build(released, run).manifest})
+        verify_module.verify(released, named)
+        return named
+
+    old = built()
+    publish(released, old)
+    late(released)
+    late_one = built()
+    resolve(released, [ask(released, ("id", "demo/3.jpg"))])
+    with pytest.raises(InputError, match="was opted out since"):
+        publish(released, late_one)
+    assert not objects.list_names(str(late_one.manifest).replace("manifest.json", "tree"))
+    publish(released, old)  # it is what LATEST names: nothing to do, and the proof says that it is not in effect
+    new = built()
+    assert publish(released, new).tree
+    with pytest.raises(InputError, match="was opted out since"):
+        rollback(released, "set", read_manifest(str(old.manifest)).version)
+    resolve(released, [ask(released, ("id", "demo/nobody.jpg"))])
+    assert publish(released, new).tree

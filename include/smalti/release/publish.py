@@ -15,7 +15,9 @@ from smalti.release.check_tree import tree_faults
 from smalti.release.latest import Ablation, Latest, is_gone, keep_ablation, move_latest, read_latest
 from smalti.release.manifest import Manifest, parse_manifest
 from smalti.release.materialize import materialize
+from smalti.release.optouts import newest_position
 from smalti.release.summary import samples_of
+from smalti.release.tree_claims import touched
 from smalti.release.verify import read_verified
 from smalti.settings import ReleaseRun
 
@@ -41,7 +43,8 @@ def publish(lake: Lake, run: ReleaseRun) -> PublishReport:
     """Write the tree if the dataset asks for one, then move LATEST.
 
     Raises:
-        InputError: no manifest is named, there is none, it is another dataset's, or it has not been verified.
+        InputError: no manifest is named, there is none, it is another dataset's, it has not been verified, or its tree would hold
+            what was opted out since.
         CorruptError: the accounting does not balance, or the manifest is not the one that was verified.
     """
     started = time.monotonic()
@@ -54,6 +57,8 @@ def publish(lake: Lake, run: ReleaseRun) -> PublishReport:
     tree = lake.tree(manifest.dataset, manifest.version) if manifest.publish == "tree" else None
     served = before is not None and (before.version, before.digest) == (manifest.version, manifest.digest)
     if tree:
+        if not served:
+            _refuse_opted_out(lake, manifest)
         _write_tree(lake, manifest, tree, served)
     report = _move(lake, manifest, started)
     warnings: tuple[str, ...] = ()
@@ -65,10 +70,13 @@ def publish(lake: Lake, run: ReleaseRun) -> PublishReport:
 def _publish_ablation(lake: Lake, manifest: Manifest, before: Latest | None, started: float) -> PublishReport:
     """An ablation is opened by its own name: nobody who follows LATEST must get one unasked."""
     kept = Ablation(version=manifest.version, digest=manifest.digest, base=manifest.parent or "")
-    served = keep_ablation(lake, manifest.dataset, kept).version
     tree = lake.tree(manifest.dataset, manifest.version) if manifest.publish == "tree" else None
+    known = before is not None and kept in before.ablations
+    if tree and not known:
+        _refuse_opted_out(lake, manifest)
+    served = keep_ablation(lake, manifest.dataset, kept).version
     if tree:
-        _write_tree(lake, manifest, tree, before is not None and kept in before.ablations)
+        _write_tree(lake, manifest, tree, known)
     left_out = ", ".join(manifest.without)
     return PublishReport(
         stage="publish",
@@ -86,7 +94,7 @@ def rollback(lake: Lake, dataset: str, version: str) -> PublishReport:
     """Let LATEST point to a version that it pointed to before. No-op if it still does.
 
     Raises:
-        InputError: the version was never published.
+        InputError: the version was never published, or its tree holds what was opted out since.
         CorruptError: it is damaged.
     """
     started = time.monotonic()
@@ -105,7 +113,20 @@ def rollback(lake: Lake, dataset: str, version: str) -> PublishReport:
         raise CorruptError(
             "the manifest is not the one that was published", lake.manifest(dataset, version), "Restore it"
         )
+    if manifest.publish == "tree" and version != latest.version:
+        _refuse_opted_out(lake, manifest)
     return _move(lake, manifest, started)
+
+
+def _refuse_opted_out(lake: Lake, manifest: Manifest) -> None:
+    """Raises InputError if a tree of the version holds what was opted out since: whoever reads a tree reads no snapshot."""
+    uri, newest = lake.manifest(manifest.dataset, manifest.version), newest_position(lake)
+    if newest > manifest.optouts and touched(manifest, uri, manifest.optouts, newest):
+        raise InputError(
+            f"some of what its tree holds was opted out since (position {newest}, the version knows {manifest.optouts})",
+            uri,
+            "Build a new version: it leaves that out",
+        )
 
 
 def _move(lake: Lake, manifest: Manifest, started: float) -> PublishReport:

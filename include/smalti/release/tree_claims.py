@@ -64,7 +64,7 @@ def claim_tree(manifest: Manifest, manifest_uri: str, tree_uri: str, position: i
             where,
             "Write into another directory: trees are not changed, and not mixed",
         )
-    if there != position and _touched(manifest, manifest_uri, there, position):
+    if there != position and touched(manifest, manifest_uri, there, position):
         raise ConflictError(
             f"the tree is of the opt-outs up to position {there}, and those up to {position} touch its samples",
             where,
@@ -88,7 +88,7 @@ def _claimed(tree_uri: str) -> bytes | None:
     return None
 
 
-def _touched(manifest: Manifest, manifest_uri: str, first: int, second: int) -> bool:
+def touched(manifest: Manifest, manifest_uri: str, first: int, second: int) -> bool:
     """Whether the release serves other samples at one position than at the other."""
     one, other = (opted_out(manifest, manifest_uri, position) for position in (first, second))
     changed = {name for name in {*one, *other} if one.get(name, ()) != other.get(name, ())}
