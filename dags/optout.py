@@ -54,7 +54,8 @@ CONFIRMED = "{{ ((ti.xcom_pull(task_ids='confirm') or {}).get('responded_by_user
     schedule=None,
     start_date=FIRST_DAY,
     catchup=False,
-    max_active_runs=16,
+    max_active_runs=1000,  # one that waits for a person keeps nobody else waiting
+    max_active_tasks=16,
     params=OPTOUT_FORM,
     default_args=DEFAULTS,
     tags=["smalti", "optout"],

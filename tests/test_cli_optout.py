@@ -147,7 +147,7 @@ def test_withdraw_is_a_request_and_the_same_keys_are_then_asked_for_under_anothe
     assert len(request_ids(lake)) == 2
     step(lake, 1, withdrawn=[request], withdrawals=[taken["request"]])
     code, _, err = run(*arguments, "T-1")
-    assert (code, "withdrawn at position 1. Give another --reference to ask anew" in err) == (2, True)
+    assert (code, "withdrawn at position 1. Ask anew under another reference" in err) == (2, True)
     assert run(*arguments, "T-3")[0] == 0
 
 

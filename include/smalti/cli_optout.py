@@ -62,7 +62,6 @@ def submit_keys(
     The same file, action and reference are the same request, however often they are handed in.
     """
     from smalti.optouts.request import CONFIRM_ABOVE, Action
-    from smalti.optouts.status import State
     from smalti.optouts.submit import hand_in
 
     asked = [Action.EXCLUDE, Action.ERASE, Action.QUERY]
@@ -84,14 +83,7 @@ def submit_keys(
         submitted_by=_user(),
         confirm_above=CONFIRM_ABOVE if confirm_above is None else confirm_above,
     )
-    standing = _standing(place, request.id)
-    if standing.state == State.WITHDRAWN:
-        raise InputError(
-            f"these keys were handed in under this reference before, and {standing.shown}",
-            f"request {request.id}",
-            "Give another --reference to ask anew",
-        )
-    said = _told(standing) | {"known": request.submitted != now}
+    said = _told(_standing(place, request.id)) | {"known": request.submitted != now}
     print_data(said | _rejected_of(place, request, parsed), as_json)
 
 
@@ -122,6 +114,36 @@ def status(
         print_data({"requests": found}, as_json)
     else:
         _print_table(["request", "state", "action", "reference", "keys", "rejected", "submitted"], found)
+
+
+@optout.command("apply")
+def apply_(
+    request: Annotated[str, typer.Argument(help="id of a request that was handed in")],
+    yes: Annotated[bool, typer.Option("--yes", help="you have seen what it matches, and confirm it")] = False,
+    lake: LakeUri = "",
+    as_json: Json = False,
+) -> None:
+    """Look up what REQUEST matches, apply it, and prove it. What is wide or matches much is applied with --yes only."""
+    from smalti.optouts.apply import apply, prove
+    from smalti.optouts.preview import preview
+    from smalti.optouts.request import Action
+    from smalti.settings import OptoutRun
+
+    place = lake_at(lake)
+    run = OptoutRun(request=_standing(place, request).id, confirmed_by=_user() if yes else None)
+    seen = preview(place, run)
+    if seen.action != Action.QUERY:
+        apply(place, run)
+    proved = prove(place, run)
+    names = ("request", "action", "matched", "samples", "by_key", "near", "unmatched")
+    said = {name: getattr(seen, name) for name in names}
+    said |= {
+        "effective": proved.effective,
+        "receipt": proved.receipt,
+        "page": proved.page,
+        "warnings": list(proved.warnings),
+    }
+    print_data(_filled(said), as_json)
 
 
 @optout.command("withdraw")

@@ -154,7 +154,11 @@ class ApproveOptout(Approve):
                 from smalti.optouts.apply import refuse  # not for every file that is parsed
 
                 who = (event.get("responded_by_user") or {}).get("name") or "a person"
-                refuse(Lake.from_environment(), self.request, who)
+                answer = refuse(Lake.from_environment(), self.request, who)
+                if answer.apply:
+                    raise AirflowFailException(
+                        f"{self.where}: {answer.by} confirmed the request before, and it applies. Withdraw it to take it back."
+                    ) from None
             raise
 
 

@@ -18,10 +18,13 @@ from smalti.optouts.inbox import take_in
 from smalti.optouts.parse import parse, parse_text
 from smalti.optouts.request import Action, Request, read_request
 from smalti.optouts.rows import Parsed
-from smalti.optouts.status import State, standings
+from smalti.optouts.status import Standing, State, standings
 from smalti.optouts.submit import NOTHING, hand_in
 
 log = logging.getLogger("smalti")
+
+MAPPED = 500
+"""Runs that one call starts. Airflow's own limit is 1024 (max_map_length)."""
 
 
 def hand_in_form(params: Mapping[str, Any], dag_run: Any) -> dict[str, Any]:
@@ -58,7 +61,15 @@ def take_in_files() -> list[dict[str, Any]]:
         ]
     except SmaltiError as error:
         raise AirflowException(str(error)) from None
-    return [{"request": each.id} for each in waiting]
+    return [{"request": each.id} for each in _in_turn(waiting)]
+
+
+def _in_turn(waiting: list[Standing]) -> list[Standing]:
+    """At most MAPPED of them, others each time: Airflow refuses more in one go, and those of which no run comes must not be in the way."""
+    if len(waiting) <= MAPPED:
+        return waiting
+    start = int(datetime.now(UTC).timestamp()) // 300 * MAPPED % len(waiting)
+    return [*waiting[start:], *waiting[:start]][:MAPPED]
 
 
 def watch_deadlines(dag_run: Any) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def test_catchup_and_active_runs_are_decided_where_a_dag_is_made() -> None:
 
 def test_runs_do_not_overlap_and_nothing_is_caught_up_unasked(bag: Any) -> None:
     for dag in bag.dags.values():
-        assert (dag.catchup, dag.max_active_runs) == (False, 16 if dag.dag_id == "optout" else 1)
+        assert (dag.catchup, dag.max_active_runs) == (False, 1000 if dag.dag_id == "optout" else 1)
 
 
 @pytest.fixture(scope="module")

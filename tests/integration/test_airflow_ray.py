@@ -389,6 +389,8 @@ def test_a_file_in_the_inbox_becomes_a_run_and_a_withdrawal_takes_a_request_back
     run = world.api.trigger("optout_inbox")
     back = world.api.trigger("optout", conf={"action": "withdraw", "reference": "T-9", "withdraws": first})
     assert world.api.wait("optout_inbox", run, seconds=600, say=lambda line: None) == "success"
+    world.until(lambda: world.states("optout", back).get("confirm") == "awaiting_input", 600)
+    world.answer("optout", back, "confirm", "Approve")
     assert list(inbox.rglob("*.csv")) == []
     [query] = [each["dag_run_id"] for each in world.api.runs("optout") if each["dag_run_id"].startswith("request_")]
     for each in (query, back):

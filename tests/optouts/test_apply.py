@@ -122,7 +122,9 @@ def test_what_is_wide_or_matches_much_waits_for_a_person(released: Lake) -> None
 
 def test_what_was_refused_is_never_applied(released: Lake) -> None:
     run = asked(released, "domain example.org")
-    refuse(released, run.request, "Ada")
+    assert not refuse(released, run.request, "Ada").apply
+    with pytest.raises(InputError, match="handed in under this reference before, and refused"):
+        asked(released, "domain example.org")
     with pytest.raises(InputError, match="was refused"):
         apply(released, run.model_copy(update={"confirmed_by": "Bob"}))
     assert (state_of(released, run), newest_position(released)) == (State.REFUSED, 0)
@@ -150,12 +152,42 @@ def test_a_withdrawal_takes_a_request_back_and_says_so(released: Lake) -> None:
     back = asked(released, NOTHING, Action.WITHDRAW, withdraws=first.request)
     with pytest.raises(InputError, match="was not applied"):
         prove(released, back)
-    assert apply(released, back).position == newest_position(released) == 3
+    with pytest.raises(InputError, match="waits for a person: it lets pictures be served again"):
+        apply(released, back)
+    assert apply(released, back.model_copy(update={"confirmed_by": "Ada"})).position == newest_position(released) == 3
     assert opted_out(released) == {"demo/2.jpg"}
     said = prove(released, back)
+    assert "is served again" in read_bytes(said.page).decode()
     assert first.request in read_bytes(said.page).decode()
     assert json.loads(read_bytes(said.receipt))["position"] == 3
     assert [state_of(released, each) for each in (first, back)] == [State.WITHDRAWN, State.PROVEN]
+
+
+def test_a_proof_of_what_was_taken_back_is_none(released: Lake) -> None:
+    run = asked(released, "id demo/1.jpg")
+    apply(released, run)
+    assert prove(released, run).effective
+    back = asked(released, NOTHING, Action.WITHDRAW, withdraws=run.request)
+    apply(released, back.model_copy(update={"confirmed_by": "Ada"}))
+    with pytest.raises(InputError, match="it was taken back"):
+        prove(released, run)
+
+
+def test_the_command_line_takes_a_request_from_preview_to_receipt(
+    released: Lake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["smalti", "optout", *arguments, "--lake", released.root])
+        return cli.run(), *capsys.readouterr()
+
+    wide = asked(released, "domain example.org").request
+    code, _, err = call("apply", wide)
+    assert (code, "waits for a person: it names a domain" in err) == (2, True)
+    code, out, _ = call("apply", wide, "--yes")
+    assert (code, "effective: True" in out) == (0, True)
+    assert len(opted_out(released)) == 9
+    assert call("apply", asked(released, "id demo/2.jpg", Action.QUERY).request)[0] == 0
+    assert call("apply", "0" * 16)[0] == 2
 
 
 def test_what_was_not_looked_at_is_not_applied(released: Lake) -> None:

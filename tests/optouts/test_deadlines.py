@@ -37,8 +37,9 @@ def test_a_request_is_late_a_day_after_it_was_handed_in_unless_nothing_more_is_t
 
 def test_to_erase_is_to_exclude_within_a_day_and_to_erase_within_thirty() -> None:
     assert overdue([standing(State.CONFIRMED, Action.ERASE, 25)], NOW) != []
-    assert overdue([standing(State.RESOLVED, Action.ERASE, 25)], NOW) == []
-    assert overdue([standing(State.RESOLVED, Action.ERASE, 24 * 30 + 1)], NOW) != []
+    assert overdue([standing(State.RESOLVED, Action.ERASE, 25)], NOW) != [], "not proved to be excluded"
+    assert overdue([standing(State.EXCLUDED, Action.ERASE, 25)], NOW) == []
+    assert overdue([standing(State.EXCLUDED, Action.ERASE, 24 * 30 + 1)], NOW) != []
 
 
 def test_the_latest_comes_first() -> None:

@@ -22,7 +22,7 @@ from smalti.optouts.resolution import Ledger, Resolution
 from smalti.release.optouts import OptoutSnapshot, newest_position, read_snapshot
 from smalti.release.skips import decompress, parse
 from tests.maintenance.conftest import Died, dying_after
-from tests.optouts.lakes import Looked, Matched, Sample, add_part, ask, match, places_of, take_back
+from tests.optouts.lakes import NOW, Looked, Matched, Sample, add_part, ask, match, places_of, take_back
 
 
 @pytest.fixture
@@ -347,6 +347,37 @@ def test_blocks_say_what_the_steps_say(lake: Lake, monkeypatch: pytest.MonkeyPat
     assert objects.exists(lake.optout_block(8))
     assert len(state(lake).matched) < len(Ledger.of(steps(lake)).matched)
     assert state_at(lake, 5).in_force == Ledger.of(steps(lake)[:5]).in_force
+
+
+def test_a_block_holds_what_its_steps_matched_for_requests_of_earlier_blocks(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BLOCK", 4)
+    first = ask(lake, ("owner", "o2"), submission="first")
+    resolve(lake, [first], match=match)
+    for number in range(11):
+        if number == 5:  # a step of the second block
+            add_part(lake, "a", 2, [Sample("99", 0b1001_1001, "o2")])
+            settle(lake, match=match)
+        resolve(lake, [ask(lake, ("id", f"b/{number}"), submission=f"s{number}")], match=match)
+    ledger = state(lake)
+    assert ledger.position > 2 * 4
+    rows = read_matched(lake, ledger.matched, [first])
+    assert rows is not None
+    assert set(rows["id"].to_pylist()) == ledger.ids[first]
+    assert "a/99" in ledger.ids[first]
+
+
+def test_a_position_that_holds_has_its_snapshot_even_if_another_writer_died_before_it(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve(lake, [ask(lake, ("id", "a/1"), submission="s1")], match=match)
+    step = Resolution(position=2, requests=(ask(lake, ("id", "a/2"), submission="s2"),), resolved=NOW)
+    monkeypatch.setattr(
+        module, "_step", lambda *_: objects.create_bytes(lake.optout_resolution(2), step.encode()) or None
+    )
+    assert settle(lake, match=match) == 2
+    assert objects.exists(lake.optout_snapshot(2))
 
 
 def test_few_objects_are_read_however_many_steps_there_are(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def test_an_erasure_is_proven_by_its_own_receipt(lake: Lake) -> None:
     request = handed(lake, 1, action=Action.ERASE)
     step(lake, 1, requests=[request])
     objects.create_bytes(lake.optout_receipt(request, "exclude"), b"{}")
-    assert shown(lake) == [(request, "resolved at position 1")]
+    assert shown(lake) == [(request, "excluded, to be erased")]
     objects.create_bytes(lake.optout_receipt(request, "erase"), b"{}")
     assert shown(lake) == [(request, "proven")]
 

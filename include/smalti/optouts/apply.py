@@ -105,12 +105,12 @@ def prove(lake: Lake, run: OptoutRun) -> ProveReport:
 
 def _answer(lake: Lake, request: Request, run: OptoutRun) -> Answer:
     found = _seen(lake, request)
-    why = why_ask(request, found) if found else ""
+    why = why_ask(request, found.matched if found else 0)
     if why and not run.confirmed_by:
         raise InputError(
             f"request {request.id} waits for a person: {why}",
             lake.optout_preview_page(request.id),
-            "Look at its page and confirm it in Airflow, or `smalti optout apply REQUEST --yes`",
+            "Look at its page, and confirm it in Airflow or with `smalti optout apply REQUEST --yes`",
         )
     said = Answer(
         request=request.id,

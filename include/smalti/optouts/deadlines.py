@@ -25,7 +25,7 @@ ENDED = frozenset({State.PROVEN, State.REFUSED, State.WITHDRAWN})
 
 def due(standing: Standing) -> datetime:
     """When a request has to have its next effect: what is erased is to be excluded as fast as what only is excluded."""
-    if standing.action == Action.ERASE and standing.state != State.RESOLVED:
+    if standing.action == Action.ERASE and standing.state != State.EXCLUDED:
         return standing.submitted + LIMITS[Action.EXCLUDE]
     return standing.submitted + LIMITS[standing.action]
 

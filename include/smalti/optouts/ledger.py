@@ -66,9 +66,13 @@ def settle(lake: Lake, *, match: Matcher | None = None) -> int:
     """
     if not objects.exists(lake.optout_resolution(1)):
         return newest_position(lake)
-    while _step(lake, {}, {}, match) is not None:
-        pass  # others may have come while this was done
-    return _newest(lake)
+    while True:
+        while _step(lake, {}, {}, match) is not None:
+            pass  # others may have come while this was done
+        ledger = state(lake)  # another writer may have made a step since, of which there is no snapshot yet
+        complete(lake, ledger)
+        if not (ledger.in_force and all_parts(lake, ledger.parts)):
+            return ledger.position
 
 
 def state(lake: Lake) -> Ledger:
@@ -206,7 +210,10 @@ def _write_block(lake: Lake, position: int) -> None:
     some = Ledger()
     for step in _read_steps(lake, first, position):
         some.add(step)
-    rows = read_matched(lake, some.matched, some.in_force)
+    held = (
+        some.places.keys() | some.ids.keys()
+    )  # of requests of earlier blocks, too, whose new places are in these steps
+    rows = read_matched(lake, some.matched, held)
     matched = None if rows is None else write_matched(lake, rows)
     objects.create_bytes(lake.optout_block(position), some.as_block(first, matched).encode())
 

@@ -96,7 +96,7 @@ def preview(lake: Lake, run: OptoutRun) -> PreviewReport:
     began = time.monotonic()
     request = read_request(lake, run.request)
     found = read_preview(lake, request.id) or _make(lake, request)
-    why = why_ask(request, found)
+    why = why_ask(request, found.matched)
     log.info("opt-out %s: %d places match, %d nearly", request.id, found.matched, found.near)
     return PreviewReport(
         stage="optout_preview",
@@ -118,14 +118,20 @@ def preview(lake: Lake, run: OptoutRun) -> PreviewReport:
     )
 
 
-def why_ask(request: Request, found: Preview) -> str:
-    """Why a person is to confirm; empty if nobody needs to. To be told what is held changes nothing, and needs nobody."""
+def why_ask(request: Request, matched: int) -> str:
+    """Why a person is to confirm; empty if nobody needs to. To be told what is held changes nothing, and needs nobody.
+
+    Args:
+        matched: places that its preview has counted.
+    """
     if request.action == Action.QUERY:
         return ""
     if request.is_wide:
         return "it names a domain or a prefix"
-    if found.matched > request.confirm_above:
-        return f"it matches {found.matched} places, more than {request.confirm_above}"
+    if request.action == Action.WITHDRAW:
+        return "it lets pictures be served again"
+    if matched > request.confirm_above:
+        return f"it matches {matched} places, more than {request.confirm_above}"
     return ""
 
 
@@ -171,10 +177,15 @@ def _preview(lake: Lake, request: Request, matched: Matched, tables: pa.Table) -
         tables=_counts(tables["source"]),
         releases=releases_with(lake, set(by_part)),
         near=matched.near_found.get(request.id, 0),
-        unmatched=len(matched.unmatched.get(request.id, ())),
+        unmatched=len({*matched.unmatched.get(request.id, ())} - _keys_of(tables)),
         shown=_listed(rows),
         shown_near=_listed(matched.near),
     )
+
+
+def _keys_of(rows: pa.Table) -> set[int]:
+    """Keys that name some of the rows."""
+    return set(rows.filter(pc.equal(rows["how"], "key"))["key"].to_pylist())
 
 
 def releases_with(lake: Lake, parts: set[str]) -> dict[str, tuple[str, ...]]:

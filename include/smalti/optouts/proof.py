@@ -36,7 +36,7 @@ Read = Callable[[Reading], Iterable[str]]
 
 
 def prove(lake: Lake, request_id: str, *, match: Matcher | None = None, read: Read = read_ids) -> Receipt:
-    """Prove that a request is in force, and store the receipt. If there is one already, that is it.
+    """Prove that a request is in force, and store the receipt. If there is one already, that is it, after everything was looked at again.
 
     As long as a live tree holds matched samples the receipt says so (`effective` is empty), and is not stored.
 
@@ -49,8 +49,6 @@ def prove(lake: Lake, request_id: str, *, match: Matcher | None = None, read: Re
     """
     request = read_request(lake, request_id)
     found = read_receipt(lake, request_id)
-    if found is not None:
-        return store_receipt(lake, found)  # its page may be missing
     ledger, parts = _settled(lake, request_id, match)
     snapshot = read_snapshot(lake, ledger.position)
     places = Places.of(read_matched(lake, ledger.matched, [request_id]))
@@ -59,6 +57,8 @@ def prove(lake: Lake, request_id: str, *, match: Matcher | None = None, read: Re
     faults += releases.look()
     faults += releases.read_back(read)
     _raise(faults, request_id, lake)
+    if found is not None:
+        return store_receipt(lake, found)  # its page may be missing
     trees = releases.trees()
     position = ledger.resolved[request_id]
     written = objects.stat(lake.optout_snapshot(position))
@@ -130,6 +130,10 @@ def out_of_reach(request: Request) -> tuple[Unreachable, ...]:
             (
                 "pulled copies",
                 "they know of it when they are refreshed; the loader refuses a copy that was not for 7 days, unless it is told otherwise",
+            ),
+            (
+                "trees that were made elsewhere",
+                "a copy of a release that is read without our loader is checked by nobody: whoever has one makes it anew",
             ),
             (
                 "models and checkpoints that were trained before",

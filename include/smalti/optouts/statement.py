@@ -16,7 +16,7 @@ from pydantic import AwareDatetime, Field
 from smalti import objects
 from smalti.errors import InputError
 from smalti.lake import Lake
-from smalti.optouts.ledger import state
+from smalti.optouts.ledger import read_step, state
 from smalti.optouts.preview import Listed, read_preview
 from smalti.optouts.request import Action, Request, read_request
 from smalti.page import STYLE, figure, number, table
@@ -44,6 +44,7 @@ class Statement(Model):
     releases: dict[str, tuple[str, ...]] = Field({}, description="dataset -> live versions that are made of such parts")
     shown: tuple[Listed, ...] = Field((), description="the first samples")
     withdraws: str | None = None
+    since: AwareDatetime | None = Field(None, description="when the other request was taken back")
     position: int | None = Field(None, description="of the ledger, where the other request was taken back")
 
 
@@ -80,7 +81,13 @@ def _of_withdrawal(lake: Lake, request: Request) -> Statement:
     position = state(lake).withdrawn.get(str(request.withdraws))
     if position is None:
         raise InputError(f"request {request.id} was not applied", "opt-outs", "Apply it first")
-    return _statement(request).model_copy(update={"withdraws": request.withdraws, "position": position})
+    return _statement(request).model_copy(
+        update={
+            "withdraws": request.withdraws,
+            "position": position,
+            "since": read_step(lake, position).resolved,
+        }
+    )
 
 
 def _statement(request: Request) -> Statement:
@@ -107,8 +114,9 @@ def render(said: Statement) -> str:
 def _withdrawal(said: Statement) -> str:
     return (
         f"<h1>Taken back</h1><p class=lead>Request <code>{escape(str(said.withdraws))}</code> no longer applies, since "
-        f"{said.stated:%Y-%m-%d %H:%M} UTC (step {said.position} of the ledger). Releases that were built meanwhile stay without "
-        "what it named; the next ones hold it again, unless another request names it.</p>"
+        f"{said.since:%Y-%m-%d %H:%M} UTC (step {said.position} of the ledger). What it named is served again, unless another request "
+        "names it: by releases that were built before it applied, when training starts next, and by those that are built from now on. Releases that "
+        "were built meanwhile stay without, and pictures that were dropped as they arrived do not come back.</p>"
     )
 
 

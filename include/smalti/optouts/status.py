@@ -31,6 +31,7 @@ class State(StrEnum):
     REFUSED = "refused"
     CONFIRMED = "confirmed"
     RESOLVED = "resolved"
+    EXCLUDED = "excluded, to be erased"
     PROVEN = "proven"
     WITHDRAWN = "withdrawn"
 
@@ -142,6 +143,8 @@ def _state(
         return State.WITHDRAWN
     if objects.exists(lake.optout_receipt(request, action.value)):
         return State.PROVEN
+    if action == Action.ERASE and objects.exists(lake.optout_receipt(request, Action.EXCLUDE.value)):
+        return State.EXCLUDED
     if request in resolved:
         return State.RESOLVED
     answer = read_answer(lake, request)

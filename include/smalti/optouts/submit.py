@@ -12,6 +12,7 @@ from smalti.errors import InputError
 from smalti.lake import Lake
 from smalti.optouts.request import CONFIRM_ABOVE, Action, Request, ordered, read_request, request_id, submit
 from smalti.optouts.rows import Parsed
+from smalti.optouts.status import State, standings
 
 NOTHING = Parsed()
 """What a withdrawal hands in."""
@@ -38,13 +39,15 @@ def hand_in(
         submitted: aware. Of a request that is there already, what is there counts.
         withdraws: id of the request that is taken back; goes with Action.WITHDRAW.
     Raises:
-        InputError: no row of it is a key (the rejected rows are written all the same), a field is wrong, or what is withdrawn cannot be.
+        InputError: no row of it is a key (the rejected rows are written all the same), a field is wrong, what is withdrawn cannot be, or
+            the very request was refused or taken back before.
     """
     reference = " ".join("".join(each if each.isprintable() else " " for each in reference).split())
     if withdraws is not None:
         _check_can_be_withdrawn(lake, withdraws)
     keys = tuple(ordered(parsed.keys))
     name = request_id(action, reference, keys, withdraws, submission)
+    _check_not_over(lake, name)
     try:
         request = Request(
             id=name,
@@ -81,6 +84,19 @@ def _no_key(lake: Lake, name: str, parsed: Parsed) -> InputError:
         lake.optout_rejected(name),
         "Mend the rows that this file names, and hand them in again",
     )
+
+
+def _check_not_over(lake: Lake, request: str) -> None:
+    """What was refused or taken back is asked anew by another request: to find the old one would look as if it applied."""
+    if not objects.exists(lake.optout_request(request)):
+        return
+    [standing] = standings(lake, [request])
+    if standing.state in (State.REFUSED, State.WITHDRAWN):
+        raise InputError(
+            f"the same was handed in under this reference before, and {standing.shown}",
+            f"request {request}",
+            "Ask anew under another reference",
+        )
 
 
 def _check_can_be_withdrawn(lake: Lake, request: str) -> None:

@@ -60,6 +60,8 @@ def publish(lake: Lake, run: ReleaseRun) -> PublishReport:
         if not served:
             _refuse_opted_out(lake, manifest)
         _write_tree(lake, manifest, tree, served)
+        if not served:
+            _refuse_opted_out(lake, manifest)  # writing may have taken hours
     report = _move(lake, manifest, started)
     warnings: tuple[str, ...] = ()
     if not served and before is not None and manifest.version in {past.version for past in before.history}:
