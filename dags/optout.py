@@ -15,18 +15,20 @@
 
 - **Starts** by hand with a form, through Airflow's REST API with the same fields as `conf`, or from a file in
   `optouts/inbox/<action>/<reference>/`. Several may run at once.
-- **Action** `query`: what is held; nothing is applied. `exclude`: never served again. `erase`: excluded now, and marked for its bytes to be removed.
+- **Action** `query`: what is held; nothing is applied. `exclude`: never served again. `erase`: excluded now; its bytes are not removed yet, and `optout_watch` says so after 30 days.
   `withdraw`: takes an earlier request back, named by its id.
 - **Keys**, one a line: `id demo/cat.jpg`, `url https://…`, `owner NAME`, `sha256 HEX`, `domain example.org`, `prefix https://example.org/me`;
   or the URI of a csv, jsonl, parquet or text file, or of a picture. What is typed into the form stays in Airflow's database with the
   run, like every form: name a file where that must not be, or delete the run.
 - **Copies** of what a key names go too, in every source, found by their bytes or by two fingerprints that agree. Look-alikes stay, and the
   page shows them: hand those that must go in by id.
-- **A person confirms** more matches than *ask above*, and whatever comes from a domain or a prefix.
+- **A person confirms** more matches than *ask above*, whatever comes from a domain or a prefix, and every withdrawal.
 - **Danger:** a wide key takes everything it matches out of every release, until it is withdrawn; a release that is built meanwhile is
   built without it.
 - **Twice, or killed:** the same run is the same request; the ledger only grows, by objects that are created once. Clear the red task.
 - **Fails at prove:** something that was asked for is still served. The message names it; the receipt is not written.
+- **Ends green with a warning at prove:** a tree of a live version still holds something. Publish the next version, let maintenance give the old one up, and
+  run this again with the id in *request*.
 - **Needs** the Airflow connection `smalti_ray` (the cluster's Jobs API), `SMALTI_LAKE` in Airflow's environment, and for the inbox the right
   to delete objects.
 """
