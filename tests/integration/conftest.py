@@ -88,6 +88,18 @@ class World:
         self.api.call("PATCH", path, {"chosen_options": [word], "params_input": {}})
         return asked
 
+    def answer_until_ended(self, dag: str, run: str, name: str, word: str) -> tuple[str, dict[str, Any]]:
+        """The run's state at its end, and what the person was asked first; answers as often as Airflow asks."""
+        asked: list[dict[str, Any]] = []
+
+        def has_ended() -> bool:
+            if self.states(dag, run).get(name) == "awaiting_input":
+                asked.append(self.answer(dag, run, name, word))
+            return self.api.run(dag, run)["state"] in ("success", "failed")
+
+        self.until(has_ended)
+        return str(self.api.run(dag, run)["state"]), asked[0]
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:

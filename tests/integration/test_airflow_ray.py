@@ -331,10 +331,10 @@ def excluded(world: World, published: Manifest) -> str:
     run = world.api.trigger("optout", conf=form)
     world.until(lambda: world.states("optout", run).get("confirm") == "awaiting_input", 600)
     assert world.states("optout", run)["apply"] is None, "nothing is done before the answer"
-    asked = world.answer("optout", run, "confirm", "Approve")
+    state, asked = world.answer_until_ended("optout", run, "confirm", "Approve")
     assert asked["body"].count("demo/1-") == 0, "no key is shown to whoever sees the run"
     assert re.search(r"2 keys match [1-9] places in parts \(demo [1-9]\)", asked["body"])
-    assert world.api.wait("optout", run, seconds=600, say=lambda line: None) == "success"
+    assert state == "success"
     return run
 
 
@@ -389,12 +389,10 @@ def test_a_file_in_the_inbox_becomes_a_run_and_a_withdrawal_takes_a_request_back
     run = world.api.trigger("optout_inbox")
     back = world.api.trigger("optout", conf={"action": "withdraw", "reference": "T-9", "withdraws": first})
     assert world.api.wait("optout_inbox", run, seconds=600, say=lambda line: None) == "success"
-    world.until(lambda: world.states("optout", back).get("confirm") == "awaiting_input", 600)
-    world.answer("optout", back, "confirm", "Approve")
+    assert world.answer_until_ended("optout", back, "confirm", "Approve")[0] == "success"
     assert list(inbox.rglob("*.csv")) == []
     [query] = [each["dag_run_id"] for each in world.api.runs("optout") if each["dag_run_id"].startswith("request_")]
-    for each in (query, back):
-        assert world.api.wait("optout", each, seconds=600, say=lambda line: None) == "success"
+    assert world.api.wait("optout", query, seconds=600, say=lambda line: None) == "success"
     assert world.states("optout", query)["apply"] == "skipped", "a query applies nothing"
     assert served_now(world, published) == without_optouts(world, published), "until somebody asks again"
 
