@@ -43,7 +43,6 @@ from airflow.sdk import CronTriggerTimetable, chain, dag, task
 
 from smalti_airflow.approval import ApproveOptout, optout_text
 from smalti_airflow.blocks import DEFAULTS, FIRST_DAY, OPTOUT_FORM, report_field, stage_task
-from smalti_airflow.optouts import hand_in_form, take_in_files, watch_deadlines
 
 REQUEST = report_field("receive", "request")
 APPLIED = "{% set it = ti.xcom_pull(task_ids='receive') %}{{ '' if it['action'] == 'query' else it['request'] }}"
@@ -68,6 +67,8 @@ def optout() -> None:
     @task(multiple_outputs=False)
     def receive(params: Any = None, dag_run: Any = None) -> dict[str, Any]:
         """Put the request into the ledger; what later tasks are told is its id."""
+        from smalti_airflow.optouts import hand_in_form  # not at every parse
+
         return hand_in_form(params, dag_run)
 
     chain(
@@ -100,6 +101,8 @@ def optout_inbox() -> None:
     @task
     def take_in() -> list[dict[str, Any]]:
         """Put what was dropped into the ledger; one `conf` a request."""
+        from smalti_airflow.optouts import take_in_files  # not at every parse
+
         return take_in_files()
 
     TriggerDagRunOperator.partial(
@@ -122,6 +125,8 @@ def optout_watch() -> None:
     @task(multiple_outputs=False)
     def watch(dag_run: Any = None) -> dict[str, Any]:
         """Look at every request."""
+        from smalti_airflow.optouts import watch_deadlines  # not at every parse
+
         return watch_deadlines(dag_run)
 
     watch()
