@@ -166,14 +166,16 @@ def load_watch(lake: Lake) -> Watch | None:
 
 
 def in_force(lake: Lake) -> list[Request]:
-    """Requests that are to be applied, resolved or not, and were not taken back; sorted by id."""
+    """Requests that are to be applied, or are, and were not taken back; sorted by id."""
+    names = request_ids(lake)
+    resolved = state(lake).resolved if names else {}
 
     def look(name: str) -> Request | None:
-        answer = read_answer(lake, name)
-        return read_request(lake, name) if answer is not None and answer.apply else None
+        answer = None if name in resolved else read_answer(lake, name)
+        return read_request(lake, name) if name in resolved or (answer is not None and answer.apply) else None
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        applied = [each for each in pool.map(look, request_ids(lake)) if each is not None]
+        applied = [each for each in pool.map(look, names) if each is not None]
     withdrawn = {each.withdraws for each in applied}
     return [each for each in applied if each.action in (Action.EXCLUDE, Action.ERASE) and each.id not in withdrawn]
 
