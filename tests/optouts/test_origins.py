@@ -29,7 +29,9 @@ def deliver(lake: Lake, source: str, *rows: Row, batch: str = "b1", sharded: boo
 def drop(lake: Lake, source: str, key: str, *, unread: bool = True) -> None:
     """As the fingerprint stage leaves a row that is asked back: by a key, unread, or because of its picture."""
     prints = {"phash": "NULL", "colour": "NULL", "flat": "NULL"} if unread else {}
-    lance.dataset(lake.table(source)).update({"drop": "'optout'", "tier": "0", **prints}, where=f"id = '{source}/{key}'")
+    lance.dataset(lake.table(source)).update(
+        {"drop": "'optout'", "tier": "0", **prints}, where=f"id = '{source}/{key}'"
+    )
 
 
 def opted_out(lake: Lake) -> tuple[set[str], int]:

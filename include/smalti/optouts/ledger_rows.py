@@ -114,7 +114,13 @@ def places_and_ids(rows: pa.Table) -> tuple[Places, dict[str, tuple[str, ...]]]:
 
     frame = pl.from_arrow(rows.select([*PLACE, "id"]))
     places: Places = {}
-    grouped = frame.drop_nulls("shard").group_by("request", "shard").agg(pl.col("index").unique().sort()).sort("request", "shard")
+    grouped = (
+        frame
+        .drop_nulls("shard")
+        .group_by("request", "shard")
+        .agg(pl.col("index").unique().sort())
+        .sort("request", "shard")
+    )
     for request, shard, indices in grouped.iter_rows():
         places.setdefault(request, {})[shard] = tuple(indices)
     ids = frame.group_by("request").agg(pl.col("id").unique().sort()).sort("request")

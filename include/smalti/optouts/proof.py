@@ -103,7 +103,9 @@ def _anew(
         try:
             return match(lake, [some[name] for name in sorted(some)], [request], known=known).rows
         except MissingObject:
-            there = {name: part for name, part in some.items() if objects.exists(lake.part_commit(part.source, part.name))}
+            there = {
+                name: part for name, part in some.items() if objects.exists(lake.part_commit(part.source, part.name))
+            }
             if len(there) == len(some):
                 raise
             some = there  # the others were collected meanwhile

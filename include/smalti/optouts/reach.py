@@ -153,10 +153,8 @@ class Reach:
         """Requests of which tables have a picture or an id that is new."""
         self.tabled.update(each.id for each in requests)
         known = _of(together([told, self.rows]), requests)
-        if seen is None:
-            rows = self.tables.match(requests, known)
-        else:
-            rows = self.tables.dropped(requests, known, seen)
+        tables = self.tables
+        rows = tables.match(requests, known) if seen is None else tables.dropped(requests, known, seen)
         for name, key, how in zip(*(rows[each].to_pylist() for each in ("request", "key", "how")), strict=True):
             if how == KEY:
                 self.named.setdefault(name, set()).add(key)

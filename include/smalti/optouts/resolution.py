@@ -102,7 +102,7 @@ class Block(Model):
     places: Places
     ids: dict[str, tuple[str, ...]]
     unmatched: dict[str, tuple[int, ...]]
-    tables: dict[str, int] = {}
+    tables: dict[str, int] = Field({})
 
     @field_validator("places")
     @classmethod

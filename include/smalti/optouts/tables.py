@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from smalti import objects
 from smalti.compute import map_tasks
 from smalti.curation.near import Mask
-from smalti.curation.readers import Rows, Thumbnails
+from smalti.curation.readers import Thumbnails
 from smalti.images.decode import DecodeError, decode
 from smalti.images.fingerprint import fingerprint
 from smalti.lake import Lake
@@ -159,9 +159,7 @@ class Tables:
             table = self.tables[source]
             for start in range(0, some.height, _PICTURES):
                 piece = some.slice(start, _PICTURES)
-                tasks.append(
-                    _Unread(table.uri, table.version, tuple(piece["_rowid"]), tuple(piece["sha256"]))
-                )
+                tasks.append(_Unread(table.uri, table.version, tuple(piece["_rowid"]), tuple(piece["sha256"])))
         rows = [row for found in map_tasks(_prints_of, tasks) for row in found]
         schema = {"sha256": pl.String, "phash": pl.UInt64, "colour": pl.Binary, "flat": pl.Boolean}
         return pl.DataFrame(rows, schema, orient="row")
@@ -212,9 +210,7 @@ def _printed(rows: pa.Table, prints: Any) -> pa.Table:
         mask = np.zeros(rows.num_rows, np.bool_)
         mask[at["at"].to_numpy()] = True
         kind = MATCHED.field(name).type
-        filled = pc.replace_with_mask(
-            rows[name].combine_chunks(), pa.array(mask), at[name].to_arrow().cast(kind)
-        )
+        filled = pc.replace_with_mask(rows[name].combine_chunks(), pa.array(mask), at[name].to_arrow().cast(kind))
         rows = rows.set_column(rows.schema.get_field_index(name), MATCHED.field(name), filled)
     return rows
 
@@ -330,13 +326,9 @@ class TableReader:
                 found.append(_thumbnails(self._table(part, ["colour"], start + at, len(some))["colour"], some))
         return np.concatenate(found)
 
-    def _table(
-        self, part: int, columns: Sequence[str], start: int, rows: int, *, addresses: bool = False
-    ) -> pa.Table:
+    def _table(self, part: int, columns: Sequence[str], start: int, rows: int, *, addresses: bool = False) -> pa.Table:
         def look(fragment: Any) -> pa.Table:
-            return fragment.to_table(
-                columns=list(columns) or ["id"], offset=start, limit=rows, with_row_id=addresses
-            )
+            return fragment.to_table(columns=list(columns) or ["id"], offset=start, limit=rows, with_row_id=addresses)
 
         return self._reading(part, look)
 
