@@ -77,7 +77,7 @@ def optout() -> None:
         ApproveOptout(task_id="confirm", preview="preview"),
         stage_task(
             "optout_apply",
-            {"request": APPLIED, "confirmed_by": CONFIRMED},
+            {"request": APPLIED, "confirmed_by": CONFIRMED, "seen": report_field("preview", "digest")},
             task_id="apply",
             only_with="request",
             trigger_rule="none_failed",

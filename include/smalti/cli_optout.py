@@ -95,13 +95,14 @@ def status(
 ) -> None:
     """How far REQUEST is, or each of all of them."""
     from smalti.objects import exists, list_names
+    from smalti.optouts.preview import turns
     from smalti.optouts.status import standings
 
     place = lake_at(lake)
     if request:
         said = _told(_standing(place, request))
         for name, uri in [
-            ("preview", place.optout_preview_page(request)),
+            ("preview", place.optout_preview_page(request, max(1, turns(place, request)))),
             ("rejected_rows", place.optout_rejected(request)),
         ]:
             if exists(uri):
@@ -176,10 +177,9 @@ def withdraw(
 @optout.command("query")
 def query(file: File, lake: LakeUri = "", as_json: Json = False) -> None:
     """What parts and tables hold of the keys in FILE. Nothing is handed in, and nothing is written."""
+    from smalti.optouts.everywhere import match_everywhere
     from smalti.optouts.ledger import all_parts
-    from smalti.optouts.match import match_parts
     from smalti.optouts.request import Action, Request, ordered
-    from smalti.optouts.tables import match_tables
 
     place = lake_at(lake)
     _, parsed = _read(file)
@@ -194,11 +194,11 @@ def query(file: File, lake: LakeUri = "", as_json: Json = False) -> None:
         submitted=datetime.now(UTC),
         keys=tuple(ordered(parsed.keys)),
     )
-    matched = match_parts(place, list(all_parts(place).values()), [request])
+    matched = match_everywhere(place, all_parts(place), request)
     rows, near = matched.rows.to_pylist(), matched.near.to_pylist()
     in_parts = {row["id"] for row in rows}
-    only = [row for row in match_tables(place, [request], matched.rows).to_pylist() if row["id"] not in in_parts]
-    unmatched = [request.keys[number] for number in matched.unmatched.get(request.id, ())]
+    only = [row for row in matched.tables.to_pylist() if row["id"] not in in_parts]
+    unmatched = [request.keys[number] for number in matched.unmatched]
     said = {
         "keys": len(request.keys),
         "samples": len(in_parts),

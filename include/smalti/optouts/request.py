@@ -1,8 +1,9 @@
-"""Requests: the immutable half of the ledger. One object a request, written once, and one answer.
+"""Requests: the immutable half of the ledger. One object a request, written once, and an answer to what it would do.
 
     optouts/requests/<request>/request.json.gz    what was asked
     optouts/requests/<request>/preview.json.gz    what it would do
     optouts/requests/<request>/answer.json        applied or refused, and by whom
+    .../preview-2.json.gz, answer-2.json          the same once more, where it matched much more when it was to be applied
 
 Names come from content and from where a request was handed in, so that handing it in twice is one request.
 """
@@ -137,16 +138,23 @@ def request_ids(lake: Lake) -> list[str]:
     return objects.list_names(lake.optout_requests())
 
 
-def write_answer(lake: Lake, answer: Answer) -> Answer:
-    """Record the answer, or find that there is one: the first one counts."""
-    uri = lake.optout_answer(answer.request)
+def write_answer(lake: Lake, answer: Answer, turn: int = 1) -> Answer:
+    """Record the answer to a preview, or find that there is one: the first one counts."""
+    uri = lake.optout_answer(answer.request, turn)
     if objects.create_bytes(uri, answer.model_dump_json().encode()):
         return answer
     return parse(Answer, objects.read_bytes(uri), uri)
 
 
 def read_answer(lake: Lake, request: str) -> Answer | None:
-    """The answer to a request; None: it waits."""
-    uri = lake.optout_answer(request)
-    found = objects.read_versioned(uri)
-    return None if found is None else parse(Answer, found[0], uri)
+    """The answer to the newest preview of a request; None: it waits."""
+    turn = 1
+    while True:
+        uri = lake.optout_answer(request, turn)
+        found = objects.read_versioned(uri)
+        if found is None:
+            return None
+        answer = parse(Answer, found[0], uri)
+        if not answer.apply or not objects.exists(lake.optout_preview(request, turn + 1)):
+            return answer
+        turn += 1
