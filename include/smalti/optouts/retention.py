@@ -34,7 +34,8 @@ log = logging.getLogger("smalti")
 _PREVIEW = ("preview.json.gz", "preview.html")
 """In this order: a preview that is there has its page."""
 
-_REQUEST = "request.json.gz"
+_REQUEST, _STAYS = "request.json.gz", "forgotten.json"
+"""The second is there before the first goes: whoever looks in between finds either."""
 
 
 class ForgetReport(Report):
@@ -73,7 +74,10 @@ def forget(lake: Lake, now: datetime, settings: Retention) -> ForgetReport:
         if shown and _is_over(now, settings.preview_days, [ended, *(each.written for each in shown)]):
             done["previews"] += bool(_remove(shown))
         if _REQUEST in folder and _keys_are_idle(standing) and _is_over(now, settings.keys_days, [ended]):
-            done["keys"] += _forget_keys(lake, standing.id, folder[_REQUEST], now)
+            if _STAYS not in folder:  # the first thing that a killed call has done
+                stays = Forgotten.of(read_request(lake, standing.id), now)
+                objects.create_bytes(lake.optout_forgotten(standing.id), stays.encode())
+            done["keys"] += _remove([folder[_REQUEST]])
     left = [each for each in rejected.values() if _is_over(now, settings.rejected_days, [each.written])]
     lists = [each for each in left if each.uri.endswith(".jsonl") and "/rejected/files/" not in each.uri]
     done["rejected"] += _remove(lists)
@@ -116,11 +120,3 @@ def _is_over(now: datetime, days: float, since: Iterable[float]) -> bool:
 def _remove(infos: Iterable[ObjectInfo]) -> int:
     """Only what was looked at: an object that was made anew meanwhile stays."""
     return sum(objects.delete_object(each.uri, each.generation) for each in infos)
-
-
-def _forget_keys(lake: Lake, request: str, info: ObjectInfo, now: datetime) -> int:
-    """First what stays of it, then the request: whoever looks in between finds either."""
-    asked = read_request(lake, request)
-    if asked.forgotten is None:
-        objects.create_bytes(lake.optout_forgotten(request), Forgotten.of(asked, now).encode())
-    return _remove([info])
