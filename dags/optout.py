@@ -10,6 +10,7 @@
 | confirm | waits for a person, 14 days at most; skipped where nobody needs to be asked | asks again |
 | apply | writes the matches into the ledger and a new snapshot: from now on no training run that starts is served them | nothing to do |
 | take_in | (`optout_inbox`) puts what was dropped into the ledger and removes it from the inbox; what cannot be read goes to `optouts/rejected` | finds the rest |
+| forget | (`optout_watch`) removes rejected rows, previews and keys that nothing is compared with, 90 days after a request's end (`include/optouts.yaml`) | finds the rest |
 | watch | (`optout_watch`) metrics `smalti.optouts.<state>` and `.overdue`, a page below `runs/`, an alert | says it again |
 | prove | reads every affected stream of every live release back through the training loader; writes the receipt | the first receipt counts |
 
@@ -129,7 +130,15 @@ def optout_watch() -> None:
 
         return watch_deadlines(dag_run)
 
+    @task(multiple_outputs=False)
+    def forget() -> dict[str, Any]:
+        """Remove what is no longer needed of requests that are over."""
+        from smalti_airflow.optouts import forget_what_is_over  # not at every parse
+
+        return forget_what_is_over()
+
     watch()
+    forget()
 
 
 optout()

@@ -8,10 +8,11 @@ from __future__ import annotations
 import dataclasses
 import getpass
 import hashlib
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -97,6 +98,7 @@ def status(
     from smalti.objects import exists, list_names
     from smalti.optouts.preview import turns
     from smalti.optouts.status import standings
+    from smalti.optouts.views import views
 
     place = lake_at(lake)
     if request:
@@ -108,6 +110,10 @@ def status(
             if exists(uri):
                 said[name] = uri
         said["receipts"] = list_names(place.optout_receipts(request))
+        said["viewed"] = [
+            {"when": f"{each.viewed:%Y-%m-%dT%H:%M:%SZ}", "by": each.by, "what": each.what, "form": each.form}
+            for each in views(place, request)
+        ]
         print_data(said, as_json)
         return
     found = [_told(each) for each in standings(place)]
@@ -115,6 +121,55 @@ def status(
         print_data({"requests": found}, as_json)
     else:
         _print_table(["request", "state", "action", "reference", "keys", "rejected", "submitted"], found)
+
+
+@optout.command("show")
+def show_(
+    request: Annotated[str, typer.Argument(help="id of a request")],
+    what: Annotated[
+        str, typer.Option(help="preview, or a receipt: query, exclude, erase, withdraw; default: the last there is")
+    ] = "",
+    page: Annotated[bool, typer.Option("--page", help="the page (HTML) instead of the data (JSON)")] = False,
+    to: Annotated[
+        str, typer.Option(help="file to write it to, which must not be there; default: standard output")
+    ] = "",
+    lake: LakeUri = "",
+) -> None:
+    """Print the preview or a receipt of REQUEST. That you looked is recorded beside the request, before it is shown.
+
+    You are who SMALTI_USER says, or else the user of the system.
+    """
+    from smalti.optouts.views import pages_of, show
+
+    place = lake_at(lake)
+    standing = _standing(place, request)
+    if not what:
+        there = pages_of(place, standing.id)
+        if not there:
+            raise InputError("there is nothing to show of it", f"request {request}", "Look it up first, or apply it")
+        what = there[-1]
+    if to and Path(to).exists():
+        raise InputError("the file is there already", to, "Name another one")
+    data = show(place, standing.id, what, _user(), page=page)
+    if to:
+        with Path(to).open("xb") as file:
+            file.write(data)
+    else:
+        sys.stdout.write(data.decode())
+        sys.stdout.write("" if data.endswith(b"\n") else "\n")
+
+
+@optout.command("forget")
+def forget_(lake: LakeUri = "", as_json: Json = False) -> None:
+    """Remove what has had its time: rejected rows, previews, and keys that nothing is compared with. optouts.yaml says how long.
+
+    The DAG `optout_watch` does the same every hour.
+    """
+    from smalti.config import load_retention
+    from smalti.optouts.retention import forget
+
+    report = forget(lake_at(lake), datetime.now(UTC), load_retention())
+    print_data(report.model_dump(mode="json"), as_json)
 
 
 @optout.command("apply")
@@ -241,6 +296,10 @@ def _check_reference(reference: str) -> None:
 
 
 def _user() -> str:
+    """Who types: SMALTI_USER, or the system's user; the name of no host."""
+    named = os.environ.get("SMALTI_USER", "").strip()
+    if named:
+        return f"cli:{named[:190]}"
     try:
         return f"cli:{getpass.getuser()}"
     except (KeyError, OSError):  # a container may run as a number without a name

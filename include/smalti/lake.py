@@ -200,6 +200,28 @@ class Lake:
         """What was asked, as it was asked: written once."""
         return self._uri("optouts", "requests", request, "request.json.gz")
 
+    def optout_folder(self, request: str) -> str:
+        """Everything about a request but its receipts."""
+        return self._uri("optouts", "requests", request)
+
+    def optout_forgotten(self, request: str) -> str:
+        """What stays of a request whose time is over, in the place of request.json.gz."""
+        return self._uri("optouts", "requests", request, "forgotten.json")
+
+    def optout_views(self, request: str) -> str:
+        """Who looked at the request's pages, one object each time."""
+        return self._uri("optouts", "requests", request, "views")
+
+    def optout_view(self, request: str, name: str) -> str:
+        return self._uri("optouts", "requests", request, "views", f"{name}.json")
+
+    def optout_heads(self) -> str:
+        """What requests say but for their keys, many in one object: so that not each must be read."""
+        return self._uri("optouts", "heads")
+
+    def optout_head_block(self, number: int) -> str:
+        return self._uri("optouts", "heads", f"{number:06d}.json.gz")
+
     def optout_preview(self, request: str, turn: int = 1) -> str:
         """What a request would do. There is a second one if it matched much more when it was to be applied, and so on."""
         return self._uri("optouts", "requests", request, f"preview{_turn(turn)}.json.gz")
@@ -234,6 +256,9 @@ class Lake:
         """Everything that is opted out of any part, up to this position of the ledger."""
         return self._uri("optouts", "snapshots", f"{position:08d}.json.gz")
 
+    def optout_receipts_root(self) -> str:
+        return self._uri("optouts", "receipts")
+
     def optout_receipts(self, request: str) -> str:
         return self._uri("optouts", "receipts", request)
 
@@ -243,6 +268,9 @@ class Lake:
 
     def optout_receipt_page(self, request: str, kind: str) -> str:
         return self._uri("optouts", "receipts", request, f"{kind}.html")
+
+    def optout_rejected_root(self) -> str:
+        return self._uri("optouts", "rejected")
 
     def optout_rejected(self, request: str) -> str:
         """Rows of a request's file that are no keys, with their numbers and what is wrong with them."""

@@ -10,6 +10,7 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.observability import stats
 
+from smalti.config import load_retention
 from smalti.errors import InputError, MissingObject, SmaltiError
 from smalti.lake import Lake
 from smalti.objects import create_bytes, normalise_uri, read_bytes
@@ -17,8 +18,9 @@ from smalti.optouts.deadlines import counts, overdue, render, say_overdue
 from smalti.optouts.inbox import take_in
 from smalti.optouts.parse import parse, parse_text
 from smalti.optouts.request import Action, Request, read_request
+from smalti.optouts.retention import forget
 from smalti.optouts.rows import Parsed
-from smalti.optouts.status import Standing, State, standings
+from smalti.optouts.status import Standing, State, standings, survey
 from smalti.optouts.submit import NOTHING, hand_in
 
 log = logging.getLogger("smalti")
@@ -72,6 +74,18 @@ def _in_turn(waiting: list[Standing]) -> list[Standing]:
     return [*waiting[start:], *waiting[:start]][:MAPPED]
 
 
+def forget_what_is_over() -> dict[str, Any]:
+    """Remove rejected rows, previews and idle keys of requests that ended long enough ago.
+
+    Returns (XCom): counts.
+    """
+    try:
+        report = forget(Lake.from_environment(), datetime.now(UTC), load_retention())
+    except SmaltiError as error:
+        raise AirflowException(str(error)) from None
+    return report.model_dump(mode="json")
+
+
 def watch_deadlines(dag_run: Any) -> dict[str, Any]:
     """Count requests by state, write their page, and fail if one is late: the notifier tells whoever is to know.
 
@@ -80,7 +94,9 @@ def watch_deadlines(dag_run: Any) -> dict[str, Any]:
     now = datetime.now(UTC)
     try:
         lake = Lake.from_environment()
-        found = standings(lake)
+        looked = survey(lake)
+        found = looked.standings
+        looked.condense(lake)  # so that it and the inbox, every five minutes, read little
         page = lake.run_object(dag_run.dag_id, dag_run.run_id, "watch", f"requests-{now:%H%M%S}.html")
         create_bytes(page, render(found, now).encode())
     except SmaltiError as error:

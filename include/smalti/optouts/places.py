@@ -85,7 +85,9 @@ class Places:
                 for name, shard, index in self._hits(lake, part):
                     self.shards.setdefault(shard, {})[index] = name
                     if index not in named.get(shard, ()):
-                        faults.append(f"{name} is in {shard} at {index}, which snapshot {snapshot.position} lacks")
+                        faults.append(
+                            f"a matched sample is in {shard} at {index}, which snapshot {snapshot.position} lacks"
+                        )
             except MissingObject:
                 if objects.exists(lake.part_commit(part.source, part.name)):
                     raise

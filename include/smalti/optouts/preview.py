@@ -16,7 +16,7 @@ from smalti import objects
 from smalti.accounting import Report
 from smalti.lake import Lake
 from smalti.optouts.ledger import all_parts
-from smalti.optouts.request import Action, Request, read_request
+from smalti.optouts.request import Action, Request, read_request, refuse_forgotten
 from smalti.release.latest import live_versions
 from smalti.release.skips import Model, canonical_json, compress, decompress, parse, sha256
 from smalti.settings import OptoutRun
@@ -96,6 +96,7 @@ def preview(lake: Lake, run: OptoutRun) -> PreviewReport:
     """
     began = time.monotonic()
     request = read_request(lake, run.request)
+    refuse_forgotten(request)
     turn = max(1, turns(lake, request.id))
     found = read_preview(lake, request.id, turn) or _make(lake, request, turn)
     why = why_ask(request, found.matched)

@@ -48,7 +48,7 @@ def prove(lake: Lake, request_id: str, *, match: Matcher | None = None, read: Re
         read: what the training loader serves.
     Raises:
         InputError: the request is not in force: never applied, or taken back.
-        CorruptError: something is served that must not be, or may be; the first such sample is named.
+        CorruptError: something is served that must not be, or may be; the first such place is named.
     """
     request = read_request(lake, request_id)
     found = read_receipt(lake, request_id)
