@@ -212,6 +212,10 @@ class Lake:
         """That a person, or the limit, let it be applied, or that a person refused."""
         return self._uri("optouts", "requests", request, "answer.json")
 
+    def optout_erasing(self, request: str, number: int) -> str:
+        """What was erased of parts for a request, and when: the start of its grace. A later one adds to those before it."""
+        return self._uri("optouts", "requests", request, "erasing.json" if number == 1 else f"erasing-{number}.json")
+
     def optout_resolutions(self) -> str:
         return self._uri("optouts", "resolved")
 
