@@ -208,6 +208,10 @@ class Lake:
         """The preview for the person who confirms it, with pictures."""
         return self._uri("optouts", "requests", request, "preview.html")
 
+    def optout_removing(self, request: str) -> str:
+        """What the removal of its bytes looks for, taken down before the first goes: as digests."""
+        return self._uri("optouts", "requests", request, "removing.json")
+
     def optout_answer(self, request: str) -> str:
         """That a person, or the limit, let it be applied, or that a person refused."""
         return self._uri("optouts", "requests", request, "answer.json")
