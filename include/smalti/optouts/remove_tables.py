@@ -17,12 +17,15 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from smalti.table import store
 from smalti.table.index import check_blobs, fragment_rows, wanted_indices
 
 log = logging.getLogger("smalti")
+
+_NEVER = timedelta(days=36500)
 
 _IDS = 2000
 """Ids in one filter."""
@@ -57,6 +60,8 @@ def remove_rows(uri: str, ids: Sequence[str]) -> int:
         store.retried(uri, functools.partial(_compact, uri))
     if stale or _shows_in_an_old_version(uri, ids):
         _forget(uri)
+    with store.lance_errors(uri):  # no version, but what no version names and is old enough
+        store.open_table(uri).cleanup_old_versions(older_than=_NEVER)
     return deleted
 
 

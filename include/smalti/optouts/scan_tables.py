@@ -7,7 +7,7 @@ pictures are in the rows is seen through every version that is left. The raw byt
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from smalti import objects
@@ -30,12 +30,13 @@ def scan_tables(lake: Lake, seeker: Seeker) -> Iterator[Finding]:
 
 def scan_table(uri: str, seeker: Seeker) -> Iterator[Finding]:
     """What is left in one table."""
+    table = open_table(uri)
+    names = [] if table is None else [field.name for field in table.schema if field.name != "image"]
     for info in objects.list_objects(uri):
         if info.uri.endswith(_ENDING):
-            yield from _in_file(info.uri, seeker)
+            yield from _in_file(info.uri, names, seeker)
         elif not info.uri.endswith(".blob"):
             yield from _in_raw(info.uri, seeker)
-    table = open_table(uri)
     if table is None:
         return
     with lance_errors(uri):
@@ -48,25 +49,48 @@ def scan_table(uri: str, seeker: Seeker) -> Iterator[Finding]:
             yield Finding(uri, f"version {version}", UNREADABLE)
 
 
-def _in_file(uri: str, seeker: Seeker) -> Iterator[Finding]:
-    """Every value of a file, of data or of an index, but for pictures."""
-    from lance.file import LanceFileReader
+def _in_file(uri: str, names: Sequence[str], seeker: Seeker) -> Iterator[Finding]:
+    """Every value of a file, of data or of an index, but for pictures.
 
+    Args:
+        names: columns of the table: a file that has pictures is read column by column (Lance 14 does not read what describes a blob).
+    """
+    found: set[Finding] = set()
     try:
         with lance_errors(uri):
-            reader = LanceFileReader(uri, storage_options=objects.lance_options(uri))
-            names = [field.name for field in reader.metadata().schema if field.name != "image"]
-            if not names:
-                return
-            reader = LanceFileReader(uri, storage_options=objects.lance_options(uri), columns=names)
-            for batch in reader.read_all().to_batches():
-                for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                    yield from (Finding(uri, f"column {name}", what) for what in {*_in_column(seeker, column)})
-    except MissingObject:
-        return
+            for reader in _readers(uri, names):
+                for batch in reader.read_all().to_batches():
+                    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                        found |= {Finding(uri, f"column {name}", what) for what in _in_column(seeker, column)}
     except SmaltiError:
         if objects.exists(uri):
-            yield Finding(uri, "", UNREADABLE)
+            found.add(Finding(uri, "", UNREADABLE))
+    yield from sorted(found)
+
+
+def _readers(uri: str, names: Sequence[str]) -> Iterator[Any]:
+    from lance.file import LanceFileReader
+
+    options = objects.lance_options(uri)
+    path = str(objects.local_path(uri) or uri)
+    try:
+        yield LanceFileReader(path, options)
+        return
+    except ValueError as error:
+        if "more than once" not in str(error):
+            raise
+    read = 0
+    for name in names:
+        try:
+            reader = LanceFileReader(path, options, columns=[name])
+        except ValueError as error:
+            if "not found" not in str(error):
+                raise
+            continue
+        read += 1
+        yield reader
+    if not read:
+        raise ValueError("none of the table's columns is in it")
 
 
 def _in_raw(uri: str, seeker: Seeker) -> Iterator[Finding]:

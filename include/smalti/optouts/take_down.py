@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import logging
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal
@@ -22,8 +22,6 @@ from smalti.optouts.request import Request
 from smalti.optouts.tables import match_tables
 from smalti.shards import mds
 from smalti.table.store import lance_errors, open_table, read_images, sql_text
-
-log = logging.getLogger("smalti")
 
 _AT_ONCE = 64
 """Pictures of a task."""
@@ -45,9 +43,10 @@ def take_down(lake: Lake, request: Request, erasing: Erasing) -> Removing:
     wanted = places.pictures.union(erasing.files)
     wanted |= {row["sha256"] for row in rows.select(["id", "sha256"]).to_pylist() if row["id"] not in places.ids}
     parts = {part for part in matched["part"].to_pylist() if part} if matched is not None else set()
-    delivered, held = _delivered(lake, sorted(ids), wanted)
-    stored = _stored(lake, {shard: tuple(sorted(found)) for shard, found in places.shards.items()}, wanted)
-    pictures = {each.sha256: each for each in map_needles((*held, *stored))}
+    delivered: set[str] = set()
+    shards = {shard: tuple(sorted(found)) for shard, found in places.shards.items()}
+    tasks = itertools.chain(_delivered(lake, sorted(ids), wanted, delivered), _stored(lake, shards))
+    pictures = {each.sha256: each for made in map_tasks(_needles, tasks) for each in made}
     now = Removing(
         request=request.id,
         begun=datetime.now(UTC),
@@ -59,20 +58,17 @@ def take_down(lake: Lake, request: Request, erasing: Erasing) -> Removing:
     return keep_removing(lake, now)
 
 
-def map_needles(tasks: Sequence[_Task]) -> Iterator[Needle]:
-    for made in map_tasks(_needles, tasks):
-        yield from made
-
-
 def _needles(task: _Task) -> list[Needle]:
     kind, pictures = task
     return [needle_of(data, kind) for data in pictures]
 
 
-def _delivered(lake: Lake, ids: Sequence[str], wanted: frozenset[str]) -> tuple[set[str], list[_Task]]:
-    """Digests of the URIs that they were delivered from and nothing else was; the pictures, as tables hold them."""
-    places: set[str] = set()
-    tasks: list[_Task] = []
+def _delivered(lake: Lake, ids: Sequence[str], wanted: frozenset[str], places: set[str]) -> Iterator[_Task]:
+    """The pictures as tables hold them.
+
+    Args:
+        places: gains digests of the URIs that they were delivered from, and nothing else was.
+    """
     for name in objects.list_names(lake.tables()):
         uri = f"{lake.tables()}/{name}"
         table = open_table(uri) if name.endswith(".lance") else None
@@ -89,18 +85,15 @@ def _delivered(lake: Lake, ids: Sequence[str], wanted: frozenset[str]) -> tuple[
         addresses = {row["sha256"]: row["_rowid"] for row in rows if row["sha256"] in wanted}
         every = list(addresses.values())
         for start in range(0, len(every), _AT_ONCE):
-            tasks.append(("source", tuple(read_images(uri, table.version, every[start : start + _AT_ONCE]))))
-    return places, tasks
+            yield "source", tuple(read_images(uri, table.version, every[start : start + _AT_ONCE]))
 
 
-def _stored(lake: Lake, shards: Mapping[str, Sequence[int]], wanted: frozenset[str]) -> list[_Task]:
+def _stored(lake: Lake, shards: Mapping[str, Sequence[int]]) -> Iterator[_Task]:
     """The pictures as shards hold them that are still there."""
-    tasks: list[_Task] = []
     for shard, indices in sorted(shards.items()):
         try:
             columns, samples = mds.read_shard(objects.read_bytes(f"{lake.parts_root()}/{shard}"), shard)
         except MissingObject:
             continue
         found = [mds.decode_sample(columns, samples[index], shard)["image"] for index in indices]
-        tasks.append(("stored", tuple(each for each in found if isinstance(each, bytes))))
-    return tasks
+        yield "stored", tuple(each for each in found if isinstance(each, bytes))
