@@ -34,7 +34,12 @@ def rows_of(batch: int, count: int = 8) -> list[dict[str, Any]]:
     made = []
     for n in range(count):
         data = rng.randbytes((3_000, 90_000, 5_000_000)[0 if n % 2 else 1 if n or batch else 2])
-        said = {"id": f"demo/{batch}-{n}.jpg", "batch": f"b{batch}", "sha256": hashlib.sha256(data).hexdigest(), "image": data}
+        said = {
+            "id": f"demo/{batch}-{n}.jpg",
+            "batch": f"b{batch}",
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "image": data,
+        }
         made.append({
             **said, "source": "demo", "uri": f"file:///of/{batch}-{n}.jpg", "format": "jpeg", "width": 9, "height": 9,
             "bytes": len(data), "caption_source": f"words that are said once {batch}x{n}", "owner": f"owner {batch} {n}",
@@ -60,7 +65,9 @@ def uri(tmp_path: Path, rows: list[dict[str, Any]]) -> str:
     uri = Lake.at(str(tmp_path)).table("demo")
     store.ensure_table(uri, None)
     for batch in range(3):
-        store.append_fragments(store.open_table(uri), written(uri, [row for row in rows if row["batch"] == f"b{batch}"]))
+        store.append_fragments(
+            store.open_table(uri), written(uri, [row for row in rows if row["batch"] == f"b{batch}"])
+        )
     for column, kind in wanted_indices(store.open_table(uri).schema):
         _create(uri, column, kind)
     return uri
@@ -73,7 +80,9 @@ def traces(uri: str, row: dict[str, Any]) -> set[str]:
     found = set()
     for path in files(uri):
         data = path.read_bytes()
-        if any(needle in data for needle in needles) or any(each in values for values in decoded(path) for each in said):
+        if any(needle in data for needle in needles) or any(
+            each in values for values in decoded(path) for each in said
+        ):
             found.add(str(path))
     return found
 

@@ -84,6 +84,8 @@ class Removing(Model):
         ids: samples, as the ledger and the tables name them.
         places: sha256 of URIs that the pictures were delivered from, of those that hold nothing else.
         parts: <source>/<part> that hold them.
+        spared: sha256 of bytes and of pixels that an id showed beside what was asked for (a stand-in that it was delivered with later,
+            perhaps): others may show the same.
     """
 
     version: Literal[1] = 1
@@ -93,6 +95,7 @@ class Removing(Model):
     places: tuple[str, ...] = Field((), repr=False)
     parts: tuple[str, ...] = ()
     pictures: tuple[Needle, ...] = ()
+    spared: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         return (self.model_dump_json(indent=1) + "\n").encode()
@@ -106,6 +109,7 @@ class Removing(Model):
                 "places": tuple(sorted({*self.places, *other.places})),
                 "parts": tuple(sorted({*self.parts, *other.parts})),
                 "pictures": tuple(pictures[key] for key in sorted(pictures)),
+                "spared": tuple(sorted({*self.spared, *other.spared})),
             }
         )
 
@@ -228,7 +232,7 @@ class Seeker:
         if self.erasing:
             found |= dict.fromkeys(self.erasing.files, kinds["source"])
             found |= dict.fromkeys(self.erasing.pictures, kinds["stored"])
-        return found
+        return {digest: what for digest, what in found.items() if digest not in self.removing.spared}
 
     @cached_property
     def _places(self) -> frozenset[str]:
@@ -237,7 +241,7 @@ class Seeker:
     @cached_property
     def _pixels(self) -> frozenset[str]:
         known = {each.pixels for each in self.removing.pictures if each.pixels}
-        return frozenset(known.union(self.erasing.pixels if self.erasing else ()))
+        return frozenset(known.union(self.erasing.pixels if self.erasing else ()).difference(self.removing.spared))
 
     @cached_property
     def _sizes(self) -> frozenset[tuple[int, int]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Literal
+
+import pyarrow as pa
 
 from smalti import objects
 from smalti.compute import map_tasks
@@ -27,7 +29,8 @@ _AT_ONCE = 64
 """Pictures of a task."""
 
 Kind = Literal["source", "stored"]
-_Task = tuple[Kind, tuple[bytes, ...]]
+_Task = tuple[Kind, tuple[str, ...], tuple[bytes, ...]]
+"""Pictures, and the sha256 of the file that each was delivered as."""
 
 
 def take_down(lake: Lake, request: Request, erasing: Erasing) -> Removing:
@@ -40,13 +43,19 @@ def take_down(lake: Lake, request: Request, erasing: Erasing) -> Removing:
     rows = match_tables(lake, [request], MATCHED.empty_table() if matched is None else matched)
     ids = places.ids.union(rows["id"].to_pylist(), erasing.ids, before.ids if before else ())
     # What an id shows that was delivered again (a stand-in, perhaps) is no picture that was asked for: see Places
-    wanted = places.pictures.union(erasing.files)
-    wanted |= {row["sha256"] for row in rows.select(["id", "sha256"]).to_pylist() if row["id"] not in places.ids}
+    shown = {row["sha256"] for row in rows.select(["id", "sha256"]).to_pylist() if row["id"] not in places.ids}
+    wanted = places.pictures | shown
     parts = {part for part in matched["part"].to_pylist() if part} if matched is not None else set()
     delivered: set[str] = set()
-    shards = {shard: tuple(sorted(found)) for shard, found in places.shards.items()}
-    tasks = itertools.chain(_delivered(lake, sorted(ids), wanted, delivered), _stored(lake, shards))
-    pictures = {each.sha256: each for made in map_tasks(_needles, tasks) for each in made}
+    tasks = itertools.chain(_delivered(lake, sorted(ids), delivered), _stored(lake, matched))
+    pictures: dict[str, Needle] = {}
+    spared: set[str] = set()
+    for sources, made in map_tasks(_needles, tasks):
+        for source, needle in zip(sources, made, strict=True):
+            if source in wanted:
+                pictures[needle.sha256] = needle
+            else:
+                spared |= {needle.sha256, needle.pixels} - {""}
     now = Removing(
         request=request.id,
         begun=datetime.now(UTC),
@@ -54,16 +63,17 @@ def take_down(lake: Lake, request: Request, erasing: Erasing) -> Removing:
         places=tuple(sorted(delivered)),
         parts=tuple(sorted(parts.union(erasing.parts))),
         pictures=tuple(pictures[sha256] for sha256 in sorted(pictures)),
+        spared=tuple(sorted(spared.difference(pictures, (each.pixels for each in pictures.values())))),
     )
     return keep_removing(lake, now)
 
 
-def _needles(task: _Task) -> list[Needle]:
-    kind, pictures = task
-    return [needle_of(data, kind) for data in pictures]
+def _needles(task: _Task) -> tuple[tuple[str, ...], list[Needle]]:
+    kind, sources, pictures = task
+    return sources, [needle_of(data, kind) for data in pictures]
 
 
-def _delivered(lake: Lake, ids: Sequence[str], wanted: frozenset[str], places: set[str]) -> Iterator[_Task]:
+def _delivered(lake: Lake, ids: Sequence[str], places: set[str]) -> Iterator[_Task]:
     """The pictures as tables hold them.
 
     Args:
@@ -82,18 +92,26 @@ def _delivered(lake: Lake, ids: Sequence[str], wanted: frozenset[str], places: s
                 others = table.scanner(columns=["id"], filter=f"uri = {sql_text(place)}").to_table()["id"].to_pylist()
             if mine.issuperset(others):
                 places.add(hashlib.sha256(place.encode()).hexdigest())
-        addresses = {row["sha256"]: row["_rowid"] for row in rows if row["sha256"] in wanted}
-        every = list(addresses.values())
-        for start in range(0, len(every), _AT_ONCE):
-            yield "source", tuple(read_images(uri, table.version, every[start : start + _AT_ONCE]))
+        addresses = list({row["sha256"]: row["_rowid"] for row in rows}.items())
+        for start in range(0, len(addresses), _AT_ONCE):
+            some = addresses[start : start + _AT_ONCE]
+            pictures = tuple(read_images(uri, table.version, [address for _, address in some]))
+            yield "source", tuple(sha256 for sha256, _ in some), pictures
 
 
-def _stored(lake: Lake, shards: Mapping[str, Sequence[int]]) -> Iterator[_Task]:
+def _stored(lake: Lake, matched: pa.Table | None) -> Iterator[_Task]:
     """The pictures as shards hold them that are still there."""
-    for shard, indices in sorted(shards.items()):
+    places: dict[str, dict[int, str]] = {}
+    for row in () if matched is None else matched.select(["shard", "index", "sha256"]).to_pylist():
+        if row["shard"] is not None:
+            places.setdefault(row["shard"], {})[row["index"]] = row["sha256"]
+    for shard, indices in sorted(places.items()):
         try:
             columns, samples = mds.read_shard(objects.read_bytes(f"{lake.parts_root()}/{shard}"), shard)
         except MissingObject:
             continue
-        found = [mds.decode_sample(columns, samples[index], shard)["image"] for index in indices]
-        yield "stored", tuple(each for each in found if isinstance(each, bytes))
+        found = [
+            (sha256, mds.decode_sample(columns, samples[at], shard)["image"]) for at, sha256 in sorted(indices.items())
+        ]
+        pictures = [(sha256, image) for sha256, image in found if isinstance(image, bytes)]
+        yield "stored", tuple(sha256 for sha256, _ in pictures), tuple(image for _, image in pictures)
