@@ -174,7 +174,8 @@ def rolled(data: bytes | memoryview) -> npt.NDArray[np.uint64]:
     up, down = _powers(len(data) + 1)
     sums = np.zeros(len(data) + 1, np.uint64)
     np.cumsum(np.frombuffer(data, np.uint8).astype(np.uint64) * up[: len(data)], out=sums[1:])
-    return (sums[WINDOW:] - sums[:-WINDOW]) * down[: len(data) - WINDOW + 1]
+    found: npt.NDArray[np.uint64] = (sums[WINDOW:] - sums[:-WINDOW]) * down[: len(data) - WINDOW + 1]
+    return found
 
 
 @lru_cache(maxsize=2)
