@@ -234,6 +234,14 @@ class Lake:
         """What was answered to the preview of that turn."""
         return self._uri("optouts", "requests", request, f"answer{_turn(turn)}.json")
 
+    def optout_removing(self, request: str) -> str:
+        """What the removal of its bytes looks for, taken down before the first goes: as digests."""
+        return self._uri("optouts", "requests", request, "removing.json")
+
+    def optout_erasing(self, request: str, number: int) -> str:
+        """What was erased of parts for a request, and when: the start of its grace. A later one adds to those before it."""
+        return self._uri("optouts", "requests", request, "erasing.json" if number == 1 else f"erasing-{number}.json")
+
     def optout_resolutions(self) -> str:
         return self._uri("optouts", "resolved")
 

@@ -53,6 +53,12 @@ class ReleaseRun(Strict):
     )
     base: str | None = Field(None, description="curate, assemble: URI of the manifest that an ablation differs from")
     without: tuple[SkipReason, ...] = Field((), description="an ablation: reasons that are not applied")
+    succeeds: str | None = Field(
+        None, description="curate, assemble: URI of the manifest of a live version that this one takes the place of"
+    )
+    exchanged: dict[str, str] = Field(
+        {}, description="curate, with `succeeds`: part that it used -> part in its place, <source>/<part>; empty: none"
+    )
     curation: str | None = Field(None, description="assemble: URI of what curate decided")
     manifest: str | None = Field(None, description="verify, publish: URI of manifest.json")
 
@@ -90,6 +96,11 @@ class OptoutRun(Strict):
         None,
         pattern="^[0-9a-f]{64}$",
         description="apply: digest of the preview that they have seen; empty: the newest",
+    )
+    grace_days: float = Field(
+        7.0,
+        ge=0,
+        description="remove: days between the erasure of parts and the removal of the old ones, for runs to end",
     )
 
 

@@ -180,13 +180,14 @@ def test_a_block_of_heads_that_is_damaged_is_named(lake: Lake) -> None:
     assert "sesame" not in str(caught.value)
 
 
-def test_what_waits_a_second_time_says_so_though_it_was_confirmed_once(lake: Lake) -> None:
-    request = asked(lake)
-    objects.create_bytes(lake.optout_preview(request), b"{}")
-    write_answer(lake, answer(request))
-    assert survey(lake).standings[0].state == State.CONFIRMED
-    survey(lake).condense(lake)
-    objects.create_bytes(lake.optout_preview(request, 2), b"{}")
-    assert survey(lake).standings[0].state == State.WAITS
-    write_answer(lake, answer(request, apply=False), 2)
-    assert survey(lake).standings[0].state == State.REFUSED
+def test_what_waits_a_second_time_says_so_though_it_was_confirmed_once(any_lake: Lake) -> None:
+    request = handed(any_lake, 1)
+    objects.create_bytes(any_lake.optout_preview(request), b"")
+    answer(any_lake, request, True)
+    assert shown(any_lake) == [(request, "confirmed")]
+    survey(any_lake).condense(any_lake)
+    objects.create_bytes(any_lake.optout_preview(request, 2), b"")
+    assert shown(any_lake) == [(request, "waits for confirmation")]
+    said = {"request": request, "apply": False, "by": "me", "answered": datetime.now(UTC), "preview_sha256": "0" * 64}
+    write_answer(any_lake, Answer.model_validate(said), 2)
+    assert shown(any_lake) == [(request, "refused")]
