@@ -16,18 +16,26 @@ from smalti.optouts.proof import prove as prove_request
 from smalti.optouts.receipt import KIND
 from smalti.optouts.request import Action, Answer, Request, read_answer, read_request, write_answer
 from smalti.optouts.statement import state_answer
+from smalti.release.successors import succeed
 from smalti.settings import OptoutRun
 
 LIMIT = "limit"
 """Who answered where nobody had to."""
 
+SUCCEEDED = "its tree held samples that were opted out since"
+"""What the tombstone of a version says whose tree a request reached."""
+
 
 class ApplyReport(Report):
-    """position: of the ledger; a training run that starts now applies everything up to it."""
+    """Attributes:
+    position: of the ledger; a training run that starts now applies everything up to it.
+    succeeded: `<dataset>/<version>` whose tree held samples -> the version in its place; empty: nothing was left for one.
+    """
 
     request: str
     action: str
     position: int
+    succeeded: dict[str, str] = Field({})
 
 
 class ProveReport(Report):
@@ -42,8 +50,12 @@ class ProveReport(Report):
 def apply(lake: Lake, run: OptoutRun) -> ApplyReport:
     """Let a request take effect; a second time nothing changes.
 
+    Training runs leave out what the snapshot names. Trees are read without it, so a live version whose tree holds any of it is
+    succeeded by one without.
+
     Raises:
         InputError: a person has refused it, or has not confirmed what needs it.
+        CorruptError: the snapshot is in force, but a successor of a version with a tree does not verify.
     """
     began = time.monotonic()
     request = read_request(lake, run.request)
@@ -56,12 +68,19 @@ def apply(lake: Lake, run: OptoutRun) -> ApplyReport:
         raise InputError(f"request {request.id} was refused", "opt-outs", "Hand it in again if that was wrong")
     resolve(lake, [request.id])
     position = settle(lake)
+    done = succeed(lake, why=SUCCEEDED)
     return ApplyReport(
         stage="optout_apply",
         seconds=round(time.monotonic() - began, 3),
         request=request.id,
         action=request.action,
         position=position,
+        succeeded={f"{each.dataset}/{each.old}": each.new or "" for each in done},
+        warnings=tuple(
+            f"nothing is left of {each.dataset} {each.old}: it is served no more, and nothing is in its place"
+            for each in done
+            if each.new is None
+        ),
     )
 
 
