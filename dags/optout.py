@@ -8,15 +8,18 @@
 | receive | reads the keys and puts the request into the ledger, rows that are no keys into `optouts/rejected` | finds the request there |
 | preview | matches it against every part and table, copies included, and writes a page; applies nothing | the first preview counts |
 | confirm | waits for a person, 14 days at most; skipped where nobody needs to be asked | asks again |
-| apply | writes the matches into the ledger and a new snapshot: from now on no training run that starts is served them | nothing to do |
+| apply | writes the matches into the ledger and a new snapshot: from now on no training run that starts is served them; live versions whose trees hold any get a successor | nothing to do |
 | take_in | (`optout_inbox`) puts what was dropped into the ledger and removes it from the inbox; what cannot be read goes to `optouts/rejected` | finds the rest |
 | forget | (`optout_watch`) removes rejected rows, previews and keys that nothing is compared with, 90 days after a request's end (`include/optouts.yaml`) | finds the rest |
 | watch | (`optout_watch`) metrics `smalti.optouts.<state>` and `.overdue`, a page below `runs/`, an alert | says it again |
 | prove | reads every affected stream of every live release back through the training loader; writes the receipt | the first receipt counts |
+| erase | (`erase` only) writes affected parts anew with the same shards, puts successors in the place of live versions that use them, and gives up the old ones | goes on |
+| grace | (`erase` only) waits the days of *Grace*, for training runs that read the old parts; they can resume on the successor | waits for what is left |
+| remove | (`erase` only) removes the bytes and the ids from tables, parts, versions, checkpoints, pages, logs and former generations; scans every object of the lake; writes the second receipt | goes on |
 
 - **Starts** by hand with a form, through Airflow's REST API with the same fields as `conf`, or from a file in
   `optouts/inbox/<action>/<reference>/`. Several may run at once.
-- **Action** `query`: what is held; nothing is applied. `exclude`: never served again. `erase`: excluded now; its bytes are not removed yet, and `optout_watch` says so after 30 days.
+- **Action** `query`: what is held; nothing is applied. `exclude`: never served again. `erase`: excluded now, its bytes removed after the grace; `optout_watch` fails if that takes more than 30 days.
   `withdraw`: takes an earlier request back, named by its id.
 - **Keys**, one a line: `id demo/cat.jpg`, `url https://…`, `owner NAME`, `sha256 HEX`, `domain example.org`, `prefix https://example.org/me`;
   or the URI of a csv, jsonl, parquet or text file, or of a picture. What is typed into the form stays in Airflow's database with the
@@ -28,8 +31,8 @@
   built without it.
 - **Twice, or killed:** the same run is the same request; the ledger only grows, by objects that are created once. Clear the red task.
 - **Fails at prove:** something that was asked for is still served. The message names it; the receipt is not written.
-- **Ends green with a warning at prove:** a tree of a live version still holds something. Publish the next version, let maintenance give the old one up, and
-  run this again with the id in *request*.
+- **Ends green with a warning at prove:** a tree of a live version still holds something. Run this again with the id in *request*.
+- **Fails at remove:** something that counts still uses an old part, or a place cannot be cleaned: the message names it. Clear `erase` and what follows it.
 - **Needs** the Airflow connection `smalti_ray` (the cluster's Jobs API), `SMALTI_LAKE` in Airflow's environment, and for the inbox the right
   to delete objects.
 """
@@ -40,13 +43,16 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
+from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import CronTriggerTimetable, chain, dag, task
 
 from smalti_airflow.approval import ApproveOptout, optout_text
-from smalti_airflow.blocks import DEFAULTS, FIRST_DAY, OPTOUT_FORM, report_field, stage_task
+from smalti_airflow.blocks import DEFAULTS, FIRST_DAY, OPTOUT_FORM, days_after, report_field, stage_task
 
 REQUEST = report_field("receive", "request")
 APPLIED = "{% set it = ti.xcom_pull(task_ids='receive') %}{{ '' if it['action'] == 'query' else it['request'] }}"
+ERASED = "{% set it = ti.xcom_pull(task_ids='receive') %}{{ it['request'] if it['action'] == 'erase' else '' }}"
+OVER = "{{ ti.xcom_pull(task_ids='erase')['erased'] | days_after(params.grace_days) }}"
 CONFIRMED = "{{ ((ti.xcom_pull(task_ids='confirm') or {}).get('responded_by_user') or {}).get('name') or '' }}"
 
 
@@ -62,7 +68,7 @@ CONFIRMED = "{{ ((ti.xcom_pull(task_ids='confirm') or {}).get('responded_by_user
     default_args=DEFAULTS,
     tags=["smalti", "optout"],
     doc_md=__doc__,
-    user_defined_filters={"optout_text": optout_text},
+    user_defined_filters={"optout_text": optout_text, "days_after": days_after},
 )
 def optout() -> None:
     @task(multiple_outputs=False)
@@ -84,6 +90,19 @@ def optout() -> None:
             trigger_rule="none_failed",
         ),
         stage_task("optout_prove", {"request": REQUEST}, task_id="prove", trigger_rule="none_failed"),
+        stage_task("optout_erase", {"request": ERASED}, task_id="erase", only_with="request"),
+        DateTimeSensorAsync(
+            task_id="grace",
+            target_time=OVER,
+            timeout=timedelta(days=400).total_seconds(),
+            execution_timeout=None,  # it would end the wait
+        ),
+        stage_task(
+            "optout_remove",
+            {"request": ERASED, "grace_days": "{{ params.grace_days }}"},
+            task_id="remove",
+            only_with="request",
+        ),
     )
 
 

@@ -27,6 +27,7 @@ FORM = {
     "withdraws": None,
     "reason": None,
     "ask_above": 1000,
+    "grace_days": 7,
     "request": None,
 }
 ID = "0123456789abcdef"
@@ -39,6 +40,7 @@ REPORT = {
     "by_key": 5,
     "near": 2,
     "unmatched": 1,
+    "digest": "d" * 64,
     "sources": {"cats": 12},
     "ask": "it names a domain or a prefix",
     "page": "gs://bucket/lake/optouts/requests/x/preview.html",
@@ -68,15 +70,19 @@ def run_of(run_id: str = "manual__1") -> Any:
 
 def rendered(dag: Any, task_id: str, **reports: Any) -> Any:
     task = dag.task_dict[task_id]
-    context = {"ti": SimpleNamespace(xcom_pull=lambda task_ids: reports.get(task_ids))}
+    told = {"preview": REPORT} | reports
+    context = {"ti": SimpleNamespace(xcom_pull=lambda task_ids: told.get(task_ids)), "params": dict(dag.params)}
     what = task.settings if hasattr(task, "settings") else {"request": task.request, "ask": task.ask}
     return task.render_template(what, context, dag.get_template_env())
 
 
 def test_the_steps_follow_each_other_and_a_skipped_confirmation_stops_nothing(dag: Any) -> None:
-    order = ["receive", "preview", "confirm", "apply", "prove"]
+    order = ["receive", "preview", "confirm", "apply", "prove", "erase", "grace", "remove"]
     assert {(task.task_id, after) for task in dag.tasks for after in task.downstream_task_ids} == set(pairwise(order))
-    assert {dag.task_dict[name].trigger_rule for name in order[3:]} == {"none_failed"}
+    assert {dag.task_dict[name].trigger_rule for name in order[3:5]} == {"none_failed"}
+    assert {dag.task_dict[name].trigger_rule for name in order[5:]} == {"all_success"}, (
+        "skipped with what is not erased"
+    )
 
 
 def test_the_form_begins_harmless(dag: Any) -> None:
@@ -125,7 +131,7 @@ def test_a_form_that_asks_for_nothing_fails_at_once(lake: Lake, form: dict[str, 
 def test_no_key_leaves_the_worker(dag: Any) -> None:
     """XComs, specs of jobs and what a person is asked are seen by more people than the ledger is."""
     assert rendered(dag, "preview", receive={"request": ID, "action": "exclude"}) == {"request": ID}
-    assert set(dag.task_dict["apply"].settings) == {"request", "confirmed_by"}
+    assert set(dag.task_dict["apply"].settings) == {"request", "confirmed_by", "seen"}
 
 
 @pytest.mark.parametrize(("action", "applies"), [("query", False), ("exclude", True), ("withdraw", True)])
@@ -135,13 +141,34 @@ def test_a_query_applies_nothing(dag: Any, action: str, applies: bool) -> None:
     assert (settings["request"] not in EMPTY) is applies
 
 
+@pytest.mark.parametrize(
+    ("action", "erases"), [("query", False), ("exclude", False), ("withdraw", False), ("erase", True)]
+)
+def test_only_a_request_to_erase_is_erased(dag: Any, action: str, erases: bool) -> None:
+    for name in ("erase", "remove"):
+        settings = rendered(dag, name, receive={"request": ID, "action": action})
+        assert dag.task_dict[name].only_with == "request"
+        assert (settings["request"] not in EMPTY) is erases
+
+
+def test_old_parts_stay_for_the_grace_of_the_form(dag: Any) -> None:
+    """Counted from when they were erased, not from when the request came."""
+    grace, report = dag.task_dict["grace"], {"erased": "2026-11-30T12:00:00.5Z"}
+    context = {"ti": SimpleNamespace(xcom_pull=lambda task_ids: report), "params": {"grace_days": 1.5}}
+    assert (
+        grace.render_template(grace.target_time, context, dag.get_template_env()) == "2026-12-02T00:00:00.500000+00:00"
+    )
+    assert grace.execution_timeout is None
+    assert resolve_settings("optout_remove", {"request": ID, "grace_days": "1.5"}, "test")["grace_days"] == 1.5
+
+
 def test_who_confirmed_reaches_the_ledger(dag: Any) -> None:
     reports = {
         "receive": {"request": ID, "action": "erase"},
         "confirm": {"responded_by_user": {"id": "1", "name": "Ada"}},
     }
     settings = resolve_settings("optout_apply", rendered(dag, "apply", **reports), "test")
-    assert settings == {"request": ID, "confirmed_by": "Ada"}
+    assert settings == {"request": ID, "confirmed_by": "Ada", "seen": REPORT["digest"], "grace_days": 7.0}
     del reports["confirm"]
     assert resolve_settings("optout_apply", rendered(dag, "apply", **reports), "test")["confirmed_by"] is None
 

@@ -22,11 +22,16 @@ from smalti.optouts.request import Action, read_answer, read_request
 from smalti.optouts.rows import Parsed
 from smalti.optouts.status import State, standings
 from smalti.optouts.submit import NOTHING, hand_in
+from smalti.release import verify as verify_module
+from smalti.release.latest import live_versions
+from smalti.release.materialize import materialize
 from smalti.release.optouts import newest_position, read_snapshot
 from smalti.settings import OptoutRun
 from tests.conftest import snapshot
-from tests.optouts.conftest import deliver
+from tests.maintenance.conftest import release
+from tests.optouts.conftest import RUN, deliver
 from tests.optouts.test_proof import selected
+from tests.release.test_verify import kept_ids
 from tests.support.pictures import Row, picture, stored
 
 
@@ -34,6 +39,7 @@ from tests.support.pictures import Row, picture, stored
 def without_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing streaming takes many seconds, and the proof has a test with it."""
     monkeypatch.setattr(module, "prove_request", functools.partial(prove_request, read=selected))
+    monkeypatch.setattr(verify_module, "read_ids", kept_ids)
 
 
 def asked(lake: Lake, keys: str | Parsed, action: Action = Action.EXCLUDE, **more: object) -> OptoutRun:
@@ -262,4 +268,31 @@ def test_the_command_line_says_what_is_held_and_writes_nothing(
     assert (said["samples"], said["places"], said["sources"]) == (2, 2, {"demo": 1, "other": 1})
     assert [(each["id"], each["how"]) for each in said["held"]] == [("demo/1.jpg", "key"), ("other/copy.jpg", "copy")]
     assert said["unmatched_keys"] == [{"kind": "id", "value": "demo/nobody.jpg"}]
+    assert snapshot(released.root) == before
+
+
+def test_a_tree_that_a_request_reaches_is_succeeded_and_the_receipt_says_so(released: Lake) -> None:
+    settings = RUN.model_copy(update={"dataset": RUN.dataset.model_copy(update={"publish": "tree"})})
+    release(released, settings)
+    materialize(released.manifest("set", "v2"), released.tree("set", "v2"))
+    run = asked(released, "id demo/1.jpg")
+
+    report = apply(released, run)
+
+    assert (report.succeeded, report.warnings) == ({"set/v2": "v3"}, ())
+    assert live_versions(released, "set") == ("v3", "v1")
+    assert prove(released, run).effective
+    receipt = json.loads(read_bytes(released.optout_receipt(run.request, "exclude")))
+    assert {(each["version"], each["since"], each["tree"]) for each in receipt["releases"]} == {
+        ("v3", 0, False),
+        ("v1", 1, False),
+    }
+    assert receipt["replaced"] == [{"dataset": "set", "version": "v2", "successor": "v3", "tree": True}]
+    stone = objects.stat(released.release_tombstone("set", "v2"))
+    assert stone is not None
+    assert receipt["effective"] == datetime.fromtimestamp(stone.written, UTC).isoformat().replace("+00:00", "Z")
+    assert receipt["unreachable"][0]["where"] == "the tree of set v2"
+    assert "set v2</td><td>v3</td>" in read_bytes(released.optout_receipt_page(run.request, "exclude")).decode()
+    before = snapshot(released.root)
+    assert apply(released, run).succeeded == {}
     assert snapshot(released.root) == before

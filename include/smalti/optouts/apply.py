@@ -16,18 +16,26 @@ from smalti.optouts.proof import prove as prove_request
 from smalti.optouts.receipt import KIND
 from smalti.optouts.request import Action, Answer, Request, read_answer, read_request, write_answer
 from smalti.optouts.statement import state_answer
+from smalti.release.successors import succeed
 from smalti.settings import OptoutRun
 
 LIMIT = "limit"
 """Who answered where nobody had to."""
 
+SUCCEEDED = "its tree held samples that were opted out since"
+"""What the tombstone of a version says whose tree a request reached."""
+
 
 class ApplyReport(Report):
-    """position: of the ledger; a training run that starts now applies everything up to it."""
+    """Attributes:
+    position: of the ledger; a training run that starts now applies everything up to it.
+    succeeded: `<dataset>/<version>` whose tree held samples -> the version in its place; empty: nothing was left for one.
+    """
 
     request: str
     action: str
     position: int
+    succeeded: dict[str, str] = Field({})
 
 
 class ProveReport(Report):
@@ -45,8 +53,12 @@ def apply(lake: Lake, run: OptoutRun) -> ApplyReport:
     Parts may have come since it was looked at. If it now matches more than may be applied without asking, and more than its preview said,
     nothing is applied: it has another preview then, and waits for an answer to that.
 
+    Training runs leave out what the snapshot names. Trees are read without it, so a live version whose tree holds any of it is
+    succeeded by one without.
+
     Raises:
         InputError: a person has refused it, or has not confirmed what needs it.
+        CorruptError: the snapshot is in force, but a successor of a version with a tree does not verify.
     """
     began = time.monotonic()
     request = read_request(lake, run.request)
@@ -71,12 +83,19 @@ def apply(lake: Lake, run: OptoutRun) -> ApplyReport:
             "Look at its new page and confirm it: clear the run from `preview` on, or `smalti optout apply REQUEST --yes`",
         ) from error
     position = settle(lake)
+    done = succeed(lake, why=SUCCEEDED)
     return ApplyReport(
         stage="optout_apply",
         seconds=round(time.monotonic() - began, 3),
         request=request.id,
         action=request.action,
         position=position,
+        succeeded={f"{each.dataset}/{each.old}": each.new or "" for each in done},
+        warnings=tuple(
+            f"nothing is left of {each.dataset} {each.old}: it is served no more, and nothing is in its place"
+            for each in done
+            if each.new is None
+        ),
     )
 
 

@@ -5,7 +5,8 @@
 2. In every live version of every dataset, what the training loader selects must have none of these places, whichever declared
    reasons a run lifts.
 3. The training loader itself serves what else there is in the shards concerned; none of it may be a matched sample.
-4. Trees hold copies of samples. A live one that still holds some is stated, and until it is gone nothing is in effect.
+4. Trees hold copies of samples. A live one that still holds some is stated, and until it is gone nothing is in effect. One of a
+   version that was succeeded is served no more; as long as its files are there, that is stated.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def prove(lake: Lake, request_id: str, *, match: Matcher | None = None, read: Re
         action=request.action,
         submitted=request.submitted,
         resolved=read_step(lake, position).resolved,
-        effective=None if trees else datetime.fromtimestamp(written.written, UTC),
+        effective=None if trees else datetime.fromtimestamp(max(written.written, releases.replaced_at()), UTC),
         proved=datetime.now(UTC),
         position=position,
         snapshot=ledger.position,
@@ -86,8 +87,9 @@ def prove(lake: Lake, request_id: str, *, match: Matcher | None = None, read: Re
         found=len(places.rows),
         samples=tuple(Matched(**row) for row in places.rows[:LISTED]),
         releases=tuple(releases.touched),
+        replaced=tuple(releases.replaced),
         checks=Checks(parts=places.parts, rows=places.searched, **releases.counts),
-        unreachable=(*trees, *out_of_reach(request)),
+        unreachable=(*trees, *releases.remains(), *out_of_reach(request)),
     )
     log.info("opt-outs: request %s (%s): %d places proved", request.id, request.reference, receipt.found)
     return receipt if trees else store_receipt(lake, receipt)

@@ -77,7 +77,7 @@ def _times(receipt: Receipt) -> str:
 
 def _releases(receipt: Receipt) -> str:
     if not receipt.releases:
-        return "<p class=note>No release that is served, or was, holds any of them.</p>"
+        return "<p class=note>No release that is served, or was, holds any of them.</p>" + _replaced(receipt)
 
     def row(each: Touched) -> list[str]:
         name = f"{escape(each.dataset)} {escape(each.version)}<br><span class=digest>{escape(each.digest)}</span>"
@@ -86,7 +86,21 @@ def _releases(receipt: Receipt) -> str:
         return [name + tree, escape(", ".join(each.streams)), *counts]
 
     head = ["release", "streams", "samples", "left out by the release", "left out of runs that start"]
-    return table(head, [row(each) for each in receipt.releases], right=(2, 3, 4))
+    return table(head, [row(each) for each in receipt.releases], right=(2, 3, 4)) + _replaced(receipt)
+
+
+def _replaced(receipt: Receipt) -> str:
+    if not receipt.replaced:
+        return ""
+    rows = [
+        [
+            f"{escape(each.dataset)} {escape(each.version)}",
+            escape(each.successor or "nothing was left of it"),
+            "its files are still there, until maintenance collects them" if each.tree else "gone, or it had none",
+        ]
+        for each in receipt.replaced
+    ]
+    return "<p>Served no more:</p>" + table(["release", "in its place", "its tree"], rows, right=())
 
 
 def _checks(receipt: Receipt) -> str:

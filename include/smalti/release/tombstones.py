@@ -9,7 +9,7 @@ successors is live. Imports stay light: training runs may read these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from smalti import objects
 from smalti.lake import Lake
@@ -92,6 +92,23 @@ def resumed_by(lake: Lake, dataset: str, version: str) -> Iterator[str]:
         for stream in read_manifest(uri).streams:
             if stream.skip_file is not None:
                 yield skip_file_uri(uri, stream.skip_file)
+
+
+def stays(lake: Lake, dataset: str, version: str) -> tuple[str, ...]:
+    """URIs of what stays of a version that was given up, in its folder; folders end with `/`.
+
+    Its claim and its tombstone stay for ever: no other content gets its name. The rest stays as long as checkpoints may need it.
+    """
+    for_ever = (lake.claim(dataset, version), lake.release_tombstone(dataset, version))
+    if not is_resumable(lake, dataset, version):
+        return for_ever
+    folder = f"{lake.release(dataset, version)}/"
+    return (*for_ever, *(uri for uri in resumed_by(lake, dataset, version) if uri.startswith(folder)))
+
+
+def is_among(uri: str, kept: Iterable[str]) -> bool:
+    """Whether an object is one of these, or below one of these folders."""
+    return any(uri == each or (each.endswith("/") and uri.startswith(each)) for each in kept)
 
 
 def resumable_versions(lake: Lake, dataset: str) -> frozenset[str]:
