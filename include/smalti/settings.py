@@ -53,6 +53,12 @@ class ReleaseRun(Strict):
     )
     base: str | None = Field(None, description="curate, assemble: URI of the manifest that an ablation differs from")
     without: tuple[SkipReason, ...] = Field((), description="an ablation: reasons that are not applied")
+    succeeds: str | None = Field(
+        None, description="curate, assemble: URI of the manifest of a live version that this one takes the place of"
+    )
+    exchanged: dict[str, str] = Field(
+        {}, description="curate, with `succeeds`: part that it used -> part in its place, <source>/<part>; empty: none"
+    )
     curation: str | None = Field(None, description="assemble: URI of what curate decided")
     manifest: str | None = Field(None, description="verify, publish: URI of manifest.json")
 

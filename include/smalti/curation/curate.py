@@ -23,6 +23,7 @@ from smalti.curation.inputs import ablated, priorities_of, read_inputs, settle_i
 from smalti.curation.load import load_decided, load_denylists
 from smalti.curation.readers import PartReader
 from smalti.curation.record import CuratedPart, Curation, rows_digest, write_curation
+from smalti.curation.recorded import recorded
 from smalti.curation.rows import clusters_of, first_reasons, kept_without, members_of, places_of, rows_of
 from smalti.errors import InputError
 from smalti.lake import Lake
@@ -55,6 +56,7 @@ def curate(lake: Lake, run: ReleaseRun) -> CurateReport:
     """
     started = time.monotonic()
     inputs = settle_inputs(lake, run)
+    before = recorded(lake, lake.manifest(run.dataset.name, inputs.succeeds)) if inputs.succeeds else None
     dataset = run.dataset if inputs.base is None else ablated(lake, run.dataset.name, inputs.base)
     declared = declared_reasons(dataset.drops)
     check_sets(dataset, declared, run.without)
@@ -62,11 +64,18 @@ def curate(lake: Lake, run: ReleaseRun) -> CurateReport:
     priorities = {source.name: source.priority for source in run.sources}
     if inputs.base:
         priorities = priorities_of(lake, dataset.name, inputs.base) or priorities
+    priorities = before.priorities if before else priorities
     parts = read_inputs(lake, inputs)
     reader = PartReader(lake, tuple(parts))
-    denied, denylists = load_denylists(dataset.drops.denylist, dataset.name)
-    people, decision_files = load_decided(dataset.drops.duplicates.decided, dataset.name)
+    if before:
+        denied, denylists = before.denied(), before.curation.denylists
+        people, decision_files = before.decided, before.curation.decisions
+    else:
+        denied, denylists = load_denylists(dataset.drops.denylist, dataset.name)
+        people, decision_files = load_decided(dataset.drops.duplicates.decided, dataset.name)
     optouts = read_snapshot(lake, inputs.optouts)
+    opted_out = frozenset(optouts.ids)
+    opted_out |= before.copies_of(opted_out) if before else frozenset()
     log.info("curate: %d samples of %d parts", sum(reader.sizes), len(parts))
     decisions = decide(
         reader,
@@ -74,7 +83,7 @@ def curate(lake: Lake, run: ReleaseRun) -> CurateReport:
         denied=denied,
         priorities=priorities,
         optouts=optouts.shards,
-        opted_out=frozenset(optouts.ids),
+        opted_out=opted_out,
         reason_sets=dataset.reason_sets,
         lifted=run.without,
         decided=people,
@@ -83,7 +92,10 @@ def curate(lake: Lake, run: ReleaseRun) -> CurateReport:
     samples = sum(part.samples for part in parts)
     warnings = [f"source {name} has no part and is missing from the release" for name in inputs.missing]
     warnings += outside_bands(samples, skipped, dataset.expected)
-    warnings += _unmatched(denied - decisions.denied) + _unknown(sorted(set(people) - {*decisions.copies.names}))
+    if before:
+        warnings += before.notes()  # what was erased since is named nowhere
+    else:
+        warnings += _unmatched(denied - decisions.denied) + _unknown(sorted(set(people) - {*decisions.copies.names}))
     applied = tuple(each for each in declared if each not in run.without or each == SkipReason.DUPLICATE)
     rows = rows_of(reader, decisions, applied)  # an id in two parts is a duplicate of itself, whatever is lifted
     curation = Curation(

@@ -3,13 +3,14 @@
     runs/release_<dataset>/<name>/curate/inputs.json    create-only: the first try of a build writes it, every later one reads it
 
 So a build that was killed ends in the same release as one that was not, whatever has arrived meanwhile. A build without a
-name works on what is there now; an ablation on what its base was made of.
+name works on what is there now; an ablation on what its base was made of, a successor on what the version before was made of.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from pydantic import Field
 
@@ -36,6 +37,7 @@ class Inputs(Model):
     base: of an ablation, the version that it differs from.
     without: of an ablation, what is not applied.
     asked: the base that was asked for by name.
+    succeeds: the version that this one takes the place of.
     """
 
     parts: tuple[str, ...] = Field(min_length=1)
@@ -44,6 +46,11 @@ class Inputs(Model):
     base: str | None = None
     without: tuple[SkipReason, ...] = ()
     asked: str | None = None
+    succeeds: str | None = None
+
+
+class NothingLeft(InputError):
+    """Everything that a release could serve is left out, or is not there any more."""
 
 
 def settle_inputs(lake: Lake, run: ReleaseRun) -> Inputs:
@@ -60,18 +67,20 @@ def settle_inputs(lake: Lake, run: ReleaseRun) -> Inputs:
         objects.create_bytes(uri, canonical_json(_now(lake, run).model_dump(mode="json")) + b"\n")
         found = (objects.read_bytes(uri), "")  # another try of the same build may have been faster
     inputs = parse(Inputs, found[0], uri)
-    if (inputs.without, inputs.asked) != (run.without, run.base):
+    begun = _told(inputs.without, inputs.asked, inputs.succeeds)
+    asked = _told(run.without, run.base, _succeeded(lake, run).version if run.succeeds else None)
+    if begun != asked:
         raise InputError(
-            f"build {run.build} was begun {_told(inputs.without, inputs.asked)}, not {_told(run.without, run.base)}",
+            f"build {run.build} was begun {begun}, not {asked}",
             uri,
             "Begin another build under another name",
         )
     return inputs
 
 
-def _told(without: Sequence[SkipReason], base: str | None) -> str:
+def _told(without: Sequence[SkipReason], base: str | None, succeeds: str | None) -> str:
     what = f"as an ablation without {', '.join(without)}" if without else "as a whole release"
-    return f"{what} of {base}" if base else what
+    return f"{what}{f' of {base}' if base else ''}{f' in the place of {succeeds}' if succeeds else ''}"
 
 
 def read_inputs(lake: Lake, inputs: Inputs) -> list[Part]:
@@ -88,6 +97,11 @@ def read_inputs(lake: Lake, inputs: Inputs) -> list[Part]:
             error.where,
             "Begin another build, under another name",
         ) from error
+
+
+def made_with(manifest: Manifest) -> Dataset:
+    """The dataset as a version was made with it."""
+    return Dataset.model_validate(manifest.settings)
 
 
 def ablated(lake: Lake, dataset: str, base: str) -> Dataset:
@@ -108,14 +122,16 @@ def priorities_of(lake: Lake, dataset: str, base: str) -> dict[str, int] | None:
 def _now(lake: Lake, run: ReleaseRun) -> Inputs:
     if run.without:
         base = _base(lake, run)
-        names = tuple(f"{source.name}/{part.name}" for source in base.sources for part in source.parts)
         return Inputs(
-            parts=names,
+            parts=parts_in(base),
             optouts=max(base.optouts, settle(lake)),
             base=base.version,
             without=run.without,
             asked=run.base,
+            succeeds=_succeeded(lake, run).version if run.succeeds else None,
         )
+    if run.succeeds:
+        return _succeeding(lake, run)
     parts, missing = parts_of(lake, [source.name for source in run.dataset.sources])
     return Inputs(
         parts=tuple(f"{part.source}/{part.name}" for part in parts),
@@ -141,3 +157,41 @@ def _base(lake: Lake, run: ReleaseRun) -> Manifest:
         what = "itself an ablation" if base.without else f"no version of {dataset} in this lake"
         raise InputError(f"the base is {what}", uri, f"Name a whole version of {dataset}")
     return base
+
+
+def parts_in(manifest: Manifest, exchanged: Mapping[str, str] = MappingProxyType({})) -> tuple[str, ...]:
+    """`source/part` of a version's parts, in its order, with what has taken their places (empty: nothing, they go)."""
+    found = []
+    for source in manifest.sources:
+        for part in source.parts:
+            name = f"{source.name}/{part.name}"
+            while name in exchanged:
+                name = exchanged[name]
+            found.append(name)
+    return tuple(filter(None, dict.fromkeys(found)))
+
+
+def _succeeding(lake: Lake, run: ReleaseRun) -> Inputs:
+    old = _succeeded(lake, run)
+    parts = parts_in(old, run.exchanged)
+    if not parts:
+        raise NothingLeft(
+            f"nothing is left of {old.dataset} {old.version}: no part of it", str(run.succeeds), "Build a new version"
+        )
+    sources = {name.partition("/")[0] for name in parts}
+    return Inputs(
+        parts=parts,
+        missing=tuple(sorted(source.name for source in run.dataset.sources if source.name not in sources)),
+        optouts=max(old.optouts, settle(lake)),
+        succeeds=old.version,
+    )
+
+
+def _succeeded(lake: Lake, run: ReleaseRun) -> Manifest:
+    uri = str(run.succeeds)
+    old = read_manifest(uri)
+    if uri != lake.manifest(run.dataset.name, old.version):
+        raise InputError(
+            f"this is not a version of {run.dataset.name} in this lake", uri, "Name one that is live, by its manifest"
+        )
+    return old

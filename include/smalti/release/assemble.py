@@ -25,12 +25,13 @@ import smalti
 from smalti import objects
 from smalti.accounting import Accounted
 from smalti.config import Dataset
-from smalti.curation.inputs import ablated
+from smalti.curation.inputs import NothingLeft, ablated
 from smalti.curation.record import Curation, create_named, read_curation
 from smalti.errors import ConflictError, CorruptError, InputError, MissingObject
 from smalti.lake import BESIDE_VERSIONS, PARTS_FROM_RELEASE, Lake
 from smalti.maintenance.marks import refuse_doomed
 from smalti.release.captions import empty_columns, refuse_missing_columns
+from smalti.release.check_record import encode_claim
 from smalti.release.collect import (
     Stream,
     Tally,
@@ -41,11 +42,11 @@ from smalti.release.collect import (
     tally,
     upstream_of,
 )
-from smalti.release.diff import diff_manifests
+from smalti.release.diff import MOST, Diff, diff_manifests
 from smalti.release.latest import is_gone, read_latest
-from smalti.release.manifest import Accounting, Manifest, Provenance, beside, read_manifest
+from smalti.release.manifest import Accounting, Manifest, Provenance, Succeeds, beside, read_manifest
 from smalti.release.report import render
-from smalti.release.skips import canonical_json, nonzero, sha256
+from smalti.release.skips import nonzero, sha256
 from smalti.release.streams_yaml import streams_yaml
 from smalti.settings import ReleaseRun
 from smalti.shards.part import Part, read_part
@@ -88,6 +89,7 @@ class Claim:
     version: str
     digest: str
     parent: str | None
+    succeeds: str | None = None
 
 
 def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
@@ -126,26 +128,35 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
     manifest = _manifest(lake, dataset, curation, parts, streams, counted).with_digest()
     manifest.check_balance()
     if manifest.accounting.kept == 0:
-        raise InputError(
+        raise NothingLeft(
             f"all of {manifest.accounting.samples} samples are left out",
             run.curation,
             f"Loosen `drops` of dataset {run.dataset.name}, or add sources",
         )
-    wanted = run.version
+    wanted, old = run.version, read_manifest(run.succeeds) if run.succeeds else None
     if curation.base and not wanted:
         wanted = "-".join((curation.base, "without", *curation.without))
-    claim = claim_version(lake, run.dataset.name, manifest.digest, wanted, curation.base, numbered=not run.version)
+    claim = claim_version(
+        lake,
+        run.dataset.name,
+        manifest.digest,
+        wanted,
+        curation.base,
+        numbered=not run.version,
+        succeeds=old.version if old else None,
+    )
     uri = lake.manifest(run.dataset.name, claim.version)
     warnings = list(manifest.warnings)
     if wanted and not claim.version.startswith(wanted):
         warnings.append(f"{claim.version} has this content already; {wanted} was not made")
-    manifest = manifest.model_copy(update={"version": claim.version, "parent": claim.parent})
-    parent = _parent(lake, manifest)
+    succeeds = Succeeds(version=old.version, digest=old.digest) if old else None
+    manifest = manifest.model_copy(update={"version": claim.version, "parent": claim.parent, "succeeds": succeeds})
+    parent, most = (_parent(lake, manifest), MOST) if old is None else (old, 0)  # what is gone is named nowhere
     if not objects.exists(uri):
         log.info("assemble: writing %s %s", run.dataset.name, claim.version)
         _refuse_what_goes(lake, curation, parts, streams)
         _write(lake, manifest, streams)
-        changes = diff_manifests(lake, parent, manifest) if parent else None
+        changes = _changes(lake, parent, manifest, most)
         files = {
             lake.streams_yaml(manifest.dataset, manifest.version): streams_yaml(manifest, uri),
             lake.release_report(manifest.dataset, manifest.version): render(lake, manifest, parent, changes, counted),
@@ -154,7 +165,7 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
         if is_gone(lake, run.dataset.name, claim.version):  # the run took longer than a grace
             raise ConflictError("the version was given up while it was written", uri, "Curate and assemble again")
     else:
-        changes = diff_manifests(lake, parent, manifest) if parent else None
+        changes = _changes(lake, parent, manifest, most)
         log.info("assemble: %s %s has this content already", run.dataset.name, claim.version)
     return AssembleReport(
         stage="assemble",
@@ -174,6 +185,16 @@ def assemble(lake: Lake, run: ReleaseRun) -> AssembleReport:
     )
 
 
+def _changes(lake: Lake, parent: Manifest | None, manifest: Manifest, most: int) -> Diff | None:
+    if parent is None:
+        return None
+    if manifest.succeeds is None:
+        return diff_manifests(lake, parent, manifest, most)
+    with suppress(MissingObject):  # its parts may be gone by now
+        return diff_manifests(lake, parent, manifest, most)
+    return None
+
+
 def _parent(lake: Lake, manifest: Manifest) -> Manifest | None:
     """The version before, to compare with; None: there is none, or it was given up and collected since."""
     with suppress(MissingObject):
@@ -182,14 +203,23 @@ def _parent(lake: Lake, manifest: Manifest) -> Manifest | None:
 
 
 def claim_version(
-    lake: Lake, dataset: str, digest: str, wanted: str | None, base: str | None = None, *, numbered: bool = False
+    lake: Lake,
+    dataset: str,
+    digest: str,
+    wanted: str | None,
+    base: str | None = None,
+    *,
+    numbered: bool = False,
+    succeeds: str | None = None,
 ) -> Claim:
     """The version of this content: one that is committed or claimed, or else a new claim.
 
     Args:
         wanted: its name; empty: the next number.
-        base: its parent; empty: the version that is served.
+        base: its parent; empty: the version that it succeeds, or else the one that is served.
         numbered: if the name is taken, by a version that was given up for instance, take `<wanted>-2` or so.
+        succeeds: a successor has a version of its own, even where another has the same content: it alone says whose checkpoints
+            it resumes.
     Raises:
         InputError: the wanted version holds or is promised to other content, or cannot be a version's name.
     """
@@ -197,7 +227,8 @@ def claim_version(
         raise InputError(f"a version cannot be called {wanted}", f"dataset {dataset}", "Choose another name")
     while True:
         claims = _claims(lake, dataset)
-        same = [claim for claim in claims if claim.digest == digest and not is_gone(lake, dataset, claim.version)]
+        same = [claim for claim in claims if claim.digest == digest and succeeds in (None, claim.succeeds)]
+        same = [claim for claim in same if not is_gone(lake, dataset, claim.version)]
         committed = [claim for claim in same if objects.exists(lake.manifest(dataset, claim.version))]
         if committed or same:
             return (committed or same)[0]
@@ -213,10 +244,8 @@ def claim_version(
             )
         version = wanted or f"v{1 + max((_number(name) for name in taken), default=0)}"
         latest = read_latest(lake, dataset)
-        claim = Claim(version, digest, base or (latest.version if latest else None))
-        if objects.create_bytes(
-            lake.claim(dataset, version), canonical_json({"digest": digest, "parent": claim.parent})
-        ):
+        claim = Claim(version, digest, base or succeeds or (latest.version if latest else None), succeeds)
+        if objects.create_bytes(lake.claim(dataset, version), encode_claim(digest, claim.parent, succeeds)):
             return claim  # otherwise somebody was faster: look again
 
 
@@ -249,7 +278,7 @@ def _claims(lake: Lake, dataset: str) -> list[Claim]:
         if found is not None:
             try:
                 said = json.loads(found[0])
-                claims.append(Claim(version, said["digest"], said["parent"]))
+                claims.append(Claim(version, said["digest"], said["parent"], said.get("succeeds")))
             except (ValueError, KeyError, TypeError) as error:
                 where = lake.claim(dataset, version)
                 raise CorruptError("this is not the claim of a version", where, "Restore it") from error

@@ -20,10 +20,17 @@ from smalti.shards.part import Part
 log = logging.getLogger("smalti")
 
 
+def encode_claim(digest: str, parent: str | None, succeeds: str | None) -> bytes:
+    """claim.json."""
+    said = {"digest": digest, "parent": parent}
+    return canonical_json(said | {"succeeds": succeeds} if succeeds else said)
+
+
 def claim_faults(uri: str, manifest: Manifest) -> Iterator[str]:
     """The claim stays for ever, so that no other content gets the name of the version."""
     where = beside(uri, "claim.json")
-    expected = canonical_json({"digest": manifest.digest, "parent": manifest.parent})
+    succeeds = manifest.succeeds.version if manifest.succeeds else None
+    expected = encode_claim(manifest.digest, manifest.parent, succeeds)
     found = objects.read_versioned(where)
     if found is None:
         yield f"claim.json: there is no such object ({where}): restore it, as {expected.decode()}"

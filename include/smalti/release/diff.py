@@ -245,6 +245,8 @@ def _counts(column: Any) -> dict[str, int]:
 
 def _listed(samples: Any, most: int) -> tuple[Change, ...]:
     """The first ids of each reason."""
+    if not most:
+        return ()  # polars' head(0) of a group is a row of nulls
     few = samples.sort("why", "id").group_by("why", maintain_order=True).head(most).select("id", "why")
     return tuple(Change(id=each["id"], why=each["why"]) for each in few.iter_rows(named=True))
 

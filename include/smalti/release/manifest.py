@@ -116,6 +116,13 @@ class Provenance(Model):
     more: dict[str, JsonValue] = Field({})
 
 
+class Succeeds(Model):
+    """A version that another one took the place of."""
+
+    version: str = Field(pattern=rf"^{_NAME}$")
+    digest: str = Field(pattern=_SHA256)
+
+
 class Manifest(Model):
     """manifest.json: one version of a dataset."""
 
@@ -127,6 +134,9 @@ class Manifest(Model):
     )
     without: tuple[SkipReason, ...] = Field(
         (), description="of an ablation of the parent: reasons that were not applied; it is never LATEST"
+    )
+    succeeds: Succeeds | None = Field(
+        None, description="the version that this one took the place of because samples of it were opted out"
     )
     digest: str = Field(pattern=_SHA256, description="content digest, see content_digest()")
     checksum: str | None = Field(
@@ -170,7 +180,7 @@ class Manifest(Model):
     def content_digest(self) -> str:
         """sha256 over what a training run would see: samples, captions, skips and the settings that chose them.
 
-        Version, parent, provenance, engines, URIs, counts that follow from the rest and settings that change nothing
+        Version, parent, what it succeeds, provenance, engines, URIs, counts that follow from the rest and settings that change nothing
         in the samples (description, schedule, expected shares) are left out.
         """
         chosen = ("sources", "groups", "drops", "captions")

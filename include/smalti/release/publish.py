@@ -12,11 +12,12 @@ from smalti.accounting import Report
 from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.lake import Lake
 from smalti.release.check_tree import tree_faults
-from smalti.release.latest import Ablation, Latest, is_gone, keep_ablation, move_latest, read_latest
+from smalti.release.latest import Ablation, Latest, keep_ablation, move_latest, read_latest, stored_latest
 from smalti.release.manifest import Manifest, parse_manifest
 from smalti.release.materialize import materialize
 from smalti.release.optouts import newest_position
 from smalti.release.summary import samples_of
+from smalti.release.tombstones import refuse_gone
 from smalti.release.tree_claims import touched
 from smalti.release.verify import read_verified
 from smalti.settings import ReleaseRun
@@ -59,7 +60,7 @@ def publish(lake: Lake, run: ReleaseRun) -> PublishReport:
     if tree:
         if not served:
             _refuse_opted_out(lake, manifest)
-        _write_tree(lake, manifest, tree, served)
+        write_tree(lake, manifest, tree, served)
         if not served:
             _refuse_opted_out(lake, manifest)  # writing may have taken hours
     report = _move(lake, manifest, started)
@@ -73,12 +74,12 @@ def _publish_ablation(lake: Lake, manifest: Manifest, before: Latest | None, sta
     """An ablation is opened by its own name: nobody who follows LATEST must get one unasked."""
     kept = Ablation(version=manifest.version, digest=manifest.digest, base=manifest.parent or "")
     tree = lake.tree(manifest.dataset, manifest.version) if manifest.publish == "tree" else None
-    known = before is not None and kept in before.ablations
+    known = before is not None and any(each.version == kept.version for each in before.ablations)
     if tree and not known:
         _refuse_opted_out(lake, manifest)
     served = keep_ablation(lake, manifest.dataset, kept).version
     if tree:
-        _write_tree(lake, manifest, tree, known)
+        write_tree(lake, manifest, tree, known)
     left_out = ", ".join(manifest.without)
     return PublishReport(
         stage="publish",
@@ -100,15 +101,16 @@ def rollback(lake: Lake, dataset: str, version: str) -> PublishReport:
         CorruptError: it is damaged.
     """
     started = time.monotonic()
-    latest = read_latest(lake, dataset)
-    if latest is None:
+    latest = stored_latest(lake, dataset)
+    if not latest.published():
         raise InputError("nothing was published yet", lake.latest(dataset), "Publish a version first")
     known = {past.version: past.digest for past in latest.history} | {latest.version: latest.digest}
-    if version not in known:
+    refuse_gone(lake, dataset, version, lake.latest(dataset))
+    if version not in known or not version:
         raise InputError(
             f"version {version} of {dataset} was never published",
             lake.latest(dataset),
-            f"Use one of: {', '.join(known)}",
+            f"Use one of: {', '.join(filter(None, known))}",
         )
     manifest = _verified(lake, lake.manifest(dataset, version), dataset)
     if manifest.digest != known[version]:
@@ -157,12 +159,7 @@ def _verified(lake: Lake, uri: str, dataset: str) -> Manifest:
             f"this is not a version of {dataset} in this lake", uri, f"Pass a manifest below {lake.versions(dataset)}"
         )
     manifest.check_balance()
-    if is_gone(lake, dataset, manifest.version):
-        raise InputError(
-            f"version {manifest.version} of {dataset} was given up",
-            uri,
-            "Build a new version; its content may be the same",
-        )
+    refuse_gone(lake, dataset, manifest.version, uri)
     verified = read_verified(uri)
     if verified is None:
         raise InputError("the release has not been verified", uri, f"Run `smalti verify {uri}` first")
@@ -173,7 +170,7 @@ def _verified(lake: Lake, uri: str, dataset: str) -> Manifest:
     return manifest
 
 
-def _write_tree(lake: Lake, manifest: Manifest, tree: str, served: bool) -> None:
+def write_tree(lake: Lake, manifest: Manifest, tree: str, served: bool) -> None:
     """The tree, and a look at what is in it now; of one that was whole, and is served, at the sizes: verify reads it all."""
     uri = lake.manifest(manifest.dataset, manifest.version)
     whole = objects.exists(f"{tree}/tree.json")
