@@ -22,14 +22,24 @@ from smalti.loader import ReleaseDataset
 from smalti.loader.skips import ServedShard, Stored
 from smalti.loader.streams import KeptReader
 from smalti.objects import create_bytes
+from smalti.optouts.erase import erase as erase_request
+from smalti.optouts.ledger import resolve
+from smalti.optouts.request import Action
 from smalti.reasons import SkipReason
+from smalti.release import verify as verify_module
 from smalti.release.pull import pull
 from smalti.release.tombstones import Tombstone
+from smalti.settings import OptoutRun
 from smalti.shards import mds
 from tests.loader.erasing import erase, erase_parts, places, succeed
 from tests.loader.ranks import Ranks, World
 from tests.loader.releases import Release, Skips, build, opt_out, skip_share, stand_in
 from tests.loader.serving import METHODS, flat, ids, ours, path_of
+from tests.maintenance.conftest import release as make_release
+from tests.optouts.conftest import DEMO, OTHER, RELEASE, deliver_run
+from tests.optouts.lakes import ask, match
+from tests.release.test_verify import kept_ids
+from tests.support.pictures import Row, picture, stored
 
 SKIPS = skip_share(0.2)
 BATCH = 2
@@ -424,3 +434,32 @@ def test_a_shard_without_the_erased_serves_the_others_under_their_numbers(
                     reader[number]
             else:
                 assert reader[number] == {"id": str(index)}
+
+
+# An erasure that the optout stages make
+
+
+def test_a_real_erasure(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_module, "read_ids", kept_ids)
+    rows = [Row(f"{n}.jpg", stored(picture(n)), caption=f"picture {n}") for n in range(10)]
+    deliver_run(lake, DEMO, rows)
+    deliver_run(lake, OTHER, [Row("copy.jpg", stored(picture(1, 500, 500))), Row("own.jpg", stored(picture(30)))])
+    old = make_release(lake, RELEASE)
+    uri, method = lake.manifest("set", old.version), "random"
+    whole, state = begun(uri, method, 2)
+    request = ask(lake, *(("id", f"demo/{n}.jpg") for n in (1, 4, 5, 6, 7)), action=Action.ERASE)
+    resolve(lake, [request], match=match)
+    unerased, _, _ = went_on(uri, method, state)
+    report = erase_request(lake, OptoutRun(request=request), match=match)
+    for part in report.parts:
+        shutil.rmtree(path_of(f"{lake.parts_root()}/{part}"))
+
+    resumed, following, version = went_on(lake.manifest("set", report.versions[f"set/{old.version}"]), method, state)
+    assert (resumed, version) == (unerased, old.version)
+    gone = {f"demo/{n}.jpg" for n in (1, 4, 5, 6, 7)} | {"other/copy.jpg"}
+    assert not set(flat(resumed + following)) & gone
+    assert {len(batch) for batch in resumed} == {len(batch) for batch in whole[2:]}
+    same = [(a, b) for a, b in zip(flat(whole[2:]), flat(resumed), strict=True) if a not in gone]
+    assert all(a == b for a, b in same)
+    with pytest.raises(InputError, match=f"set {old.version} was given up .samples of it were erased"):
+        ReleaseDataset(uri, batch_size=1)
