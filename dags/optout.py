@@ -1,14 +1,16 @@
 """# Opt-outs: asked today, gone from every release
 
 `optout` takes one request through; `optout_inbox` looks every five minutes for files that people dropped, and starts `optout` for each, and for what the command line handed in;
-`optout_watch` counts requests by state every hour, writes their page, and fails while one is late (24 hours; 30 days until bytes are erased).
+`optout_watch` counts requests by state every hour, writes their page, and fails while one is late (24 hours; 30 days until bytes are erased). It
+starts `optout` again for each that applies for an hour and is not proved.
 
 | Task | What it does | If it is run again |
 |---|---|---|
 | receive | reads the keys and puts the request into the ledger, rows that are no keys into `optouts/rejected` | finds the request there |
 | preview | matches it against every part and table, copies included, and writes a page; applies nothing | the first preview counts |
-| confirm | waits for a person, 14 days at most; skipped where nobody needs to be asked | asks again |
+| confirm | waits for a person, 14 days at most; skipped where nobody needs to be asked, or one has confirmed | asks again |
 | apply | writes the matches into the ledger and a new snapshot: from now on no training run that starts is served them | nothing to do |
+| prove_again | (`optout_watch`) starts `optout` for what applies and has no receipt | once an hour |
 | take_in | (`optout_inbox`) puts what was dropped into the ledger and removes it from the inbox; what cannot be read goes to `optouts/rejected` | finds the rest |
 | watch | (`optout_watch`) metrics `smalti.optouts.<state>` and `.overdue`, a page below `runs/`, an alert | says it again |
 | prove | reads every affected stream of every live release back through the training loader; writes the receipt | the first receipt counts |
@@ -26,9 +28,11 @@
 - **Danger:** a wide key takes everything it matches out of every release, until it is withdrawn; a release that is built meanwhile is
   built without it.
 - **Twice, or killed:** the same run is the same request; the ledger only grows, by objects that are created once. Clear the red task.
+- **Fails at apply, `waits for a person: it matches … now`:** parts have come since it was looked at, and it would take more than was confirmed and more
+  than *ask above*. It has a second preview: clear the run from `preview` on, and somebody is asked again.
 - **Fails at prove:** something that was asked for is still served. The message names it; the receipt is not written.
-- **Ends green with a warning at prove:** a tree of a live version still holds something. Publish the next version, let maintenance give the old one up, and
-  run this again with the id in *request*.
+- **Ends green with a warning at prove:** a tree of a live version still holds something. Publish the next version and let maintenance give the old one up;
+  `optout_watch` then proves it.
 - **Needs** the Airflow connection `smalti_ray` (the cluster's Jobs API), `SMALTI_LAKE` in Airflow's environment, and for the inbox the right
   to delete objects.
 """
@@ -47,6 +51,8 @@ from smalti_airflow.blocks import DEFAULTS, FIRST_DAY, OPTOUT_FORM, report_field
 REQUEST = report_field("receive", "request")
 APPLIED = "{% set it = ti.xcom_pull(task_ids='receive') %}{{ '' if it['action'] == 'query' else it['request'] }}"
 CONFIRMED = "{{ ((ti.xcom_pull(task_ids='confirm') or {}).get('responded_by_user') or {}).get('name') or '' }}"
+
+SEEN = "{{ (ti.xcom_pull(task_ids='preview') or {}).get('digest') or '' }}"
 
 
 @dag(
@@ -77,7 +83,7 @@ def optout() -> None:
         ApproveOptout(task_id="confirm", preview="preview"),
         stage_task(
             "optout_apply",
-            {"request": APPLIED, "confirmed_by": CONFIRMED, "seen": report_field("preview", "digest")},
+            {"request": APPLIED, "confirmed_by": CONFIRMED, "seen": SEEN},
             task_id="apply",
             only_with="request",
             trigger_rule="none_failed",
@@ -112,7 +118,7 @@ def optout_inbox() -> None:
 
 @dag(
     "optout_watch",
-    description="Requests by state; an alert while one is late",
+    description="Requests by state; an alert while one is late; what is not proved is proved again",
     schedule=CronTriggerTimetable("7 * * * *", timezone="UTC", run_immediately=timedelta(minutes=10)),
     start_date=None,
     catchup=False,
@@ -129,6 +135,16 @@ def optout_watch() -> None:
 
         return watch_deadlines(dag_run)
 
+    @task
+    def unproved() -> list[dict[str, Any]]:
+        """What applies for an hour and has no receipt; one `conf` a request."""
+        from smalti_airflow.optouts import take_unproved  # not at every parse
+
+        return take_unproved()
+
+    TriggerDagRunOperator.partial(
+        task_id="prove_again", trigger_dag_id="optout", skip_when_already_exists=True
+    ).expand_kwargs(unproved().map(lambda each: {"conf": {"request": each["request"]}, "trigger_run_id": each["run"]}))
     watch()
 
 
