@@ -1,14 +1,16 @@
 """# Opt-outs: asked today, gone from every release
 
 `optout` takes one request through; `optout_inbox` looks every five minutes for files that people dropped, and starts `optout` for each, and for what the command line handed in;
-`optout_watch` counts requests by state every hour, writes their page, and fails while one is late (24 hours; 30 days until bytes are erased).
+`optout_watch` counts requests by state every hour, writes their page, and fails while one is late (24 hours; 30 days until bytes are erased). It
+starts `optout` again for each that applies for an hour and is not proved.
 
 | Task | What it does | If it is run again |
 |---|---|---|
 | receive | reads the keys and puts the request into the ledger, rows that are no keys into `optouts/rejected` | finds the request there |
 | preview | matches it against every part and table, copies included, and writes a page; applies nothing | the first preview counts |
-| confirm | waits for a person, 14 days at most; skipped where nobody needs to be asked | asks again |
+| confirm | waits for a person, 14 days at most; skipped where nobody needs to be asked, or one has confirmed | asks again |
 | apply | writes the matches into the ledger and a new snapshot: from now on no training run that starts is served them; live versions whose trees hold any get a successor | nothing to do |
+| prove_again | (`optout_watch`) starts `optout` for what applies and has no receipt | once an hour |
 | take_in | (`optout_inbox`) puts what was dropped into the ledger and removes it from the inbox; what cannot be read goes to `optouts/rejected` | finds the rest |
 | forget | (`optout_watch`) removes rejected rows, previews and keys that nothing is compared with, 90 days after a request's end (`include/optouts.yaml`) | finds the rest |
 | watch | (`optout_watch`) metrics `smalti.optouts.<state>` and `.overdue`, a page below `runs/`, an alert | says it again |
@@ -30,6 +32,8 @@
 - **Danger:** a wide key takes everything it matches out of every release, until it is withdrawn; a release that is built meanwhile is
   built without it.
 - **Twice, or killed:** the same run is the same request; the ledger only grows, by objects that are created once. Clear the red task.
+- **Fails at apply, `waits for a person: it matches … now`:** parts have come since it was looked at, and it would take more than was confirmed and more
+  than *ask above*. It has a second preview: clear the run from `preview` on, and somebody is asked again.
 - **Fails at prove:** something that was asked for is still served. The message names it; the receipt is not written.
 - **Ends green with a warning at prove:** a tree of a live version still holds something. Run this again with the id in *request*.
 - **Fails at remove:** something that counts still uses an old part, or a place cannot be cleaned: the message names it. Clear `erase` and what follows it.
@@ -54,6 +58,8 @@ APPLIED = "{% set it = ti.xcom_pull(task_ids='receive') %}{{ '' if it['action'] 
 ERASED = "{% set it = ti.xcom_pull(task_ids='receive') %}{{ it['request'] if it['action'] == 'erase' else '' }}"
 OVER = "{{ ti.xcom_pull(task_ids='erase')['erased'] | days_after(params.grace_days) }}"
 CONFIRMED = "{{ ((ti.xcom_pull(task_ids='confirm') or {}).get('responded_by_user') or {}).get('name') or '' }}"
+
+SEEN = "{{ (ti.xcom_pull(task_ids='preview') or {}).get('digest') or '' }}"
 
 
 @dag(
@@ -84,7 +90,7 @@ def optout() -> None:
         ApproveOptout(task_id="confirm", preview="preview"),
         stage_task(
             "optout_apply",
-            {"request": APPLIED, "confirmed_by": CONFIRMED, "seen": report_field("preview", "digest")},
+            {"request": APPLIED, "confirmed_by": CONFIRMED, "seen": SEEN},
             task_id="apply",
             only_with="request",
             trigger_rule="none_failed",
@@ -132,7 +138,7 @@ def optout_inbox() -> None:
 
 @dag(
     "optout_watch",
-    description="Requests by state; an alert while one is late",
+    description="Requests by state; an alert while one is late; what is not proved is proved again",
     schedule=CronTriggerTimetable("7 * * * *", timezone="UTC", run_immediately=timedelta(minutes=10)),
     start_date=None,
     catchup=False,
@@ -156,6 +162,16 @@ def optout_watch() -> None:
 
         return forget_what_is_over()
 
+    @task
+    def unproved() -> list[dict[str, Any]]:
+        """What applies for an hour and has no receipt; one `conf` a request."""
+        from smalti_airflow.optouts import take_unproved  # not at every parse
+
+        return take_unproved()
+
+    TriggerDagRunOperator.partial(
+        task_id="prove_again", trigger_dag_id="optout", skip_when_already_exists=True
+    ).expand_kwargs(unproved().map(lambda each: {"conf": {"request": each["request"]}, "trigger_run_id": each["run"]}))
     watch()
     forget()
 

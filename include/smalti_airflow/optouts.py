@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
@@ -14,6 +14,7 @@ from smalti.config import load_retention
 from smalti.errors import InputError, MissingObject, SmaltiError
 from smalti.lake import Lake
 from smalti.objects import create_bytes, normalise_uri, read_bytes
+from smalti.optouts.apply import unproved
 from smalti.optouts.deadlines import counts, overdue, render, say_overdue
 from smalti.optouts.inbox import take_in
 from smalti.optouts.parse import parse, parse_text
@@ -86,6 +87,19 @@ def forget_what_is_over() -> dict[str, Any]:
     return report.model_dump(mode="json")
 
 
+def take_unproved() -> list[dict[str, Any]]:
+    """Requests that apply for an hour and are not proved: a tree held them up, or their run was lost.
+
+    Returns (XCom): each as the `conf` of a run that proves it; nobody is asked again, and nothing is applied twice.
+    """
+    now = datetime.now(UTC)
+    try:
+        found = unproved(Lake.from_environment(), now - _OWN_RUN)
+    except SmaltiError as error:
+        raise AirflowException(str(error)) from None
+    return [{"request": each, "run": f"prove_{each}_{now:%Y%m%dT%H}"} for each in found[:MAPPED]]
+
+
 def watch_deadlines(dag_run: Any) -> dict[str, Any]:
     """Count requests by state, write their page, and fail if one is late: the notifier tells whoever is to know.
 
@@ -111,6 +125,9 @@ def watch_deadlines(dag_run: Any) -> dict[str, Any]:
 
 
 _OURS = "airflow:"
+
+_OWN_RUN = timedelta(hours=1)
+"""Time in which the run that applied a request proves it."""
 
 
 def _hand_in(lake: Lake, params: Mapping[str, Any], dag_run: Any) -> Request:

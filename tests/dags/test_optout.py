@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from smalti.objects import list_objects
 from smalti.optouts.keys import KeyKind
 from smalti.optouts.request import Action, read_answer, read_request
 from smalti_airflow.approval import ApproveOptout, optout_text
-from smalti_airflow.optouts import hand_in_form, take_in_files
+from smalti_airflow.optouts import hand_in_form, take_in_files, take_unproved
 from smalti_airflow.stage_settings import EMPTY, resolve_settings
 
 FORM = {
@@ -165,6 +165,7 @@ def test_old_parts_stay_for_the_grace_of_the_form(dag: Any) -> None:
 def test_who_confirmed_reaches_the_ledger(dag: Any) -> None:
     reports = {
         "receive": {"request": ID, "action": "erase"},
+        "preview": {"digest": "d" * 64},
         "confirm": {"responded_by_user": {"id": "1", "name": "Ada"}},
     }
     settings = resolve_settings("optout_apply", rendered(dag, "apply", **reports), "test")
@@ -179,6 +180,29 @@ def test_a_person_is_asked_only_where_the_preview_says_why(dag: Any) -> None:
     task.ask = ""
     with pytest.raises(AirflowSkipException, match="no more than"):
         task.execute({})
+
+
+def test_what_applies_and_is_not_proved_is_proved_again(
+    lake: Lake, repository: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a run that asks nobody again; one whose own run may still be at it is left alone."""
+    from smalti.optouts.apply import apply, prove
+    from smalti.optouts.preview import preview
+    from smalti.settings import OptoutRun
+
+    form = FORM | {"action": "exclude", "reference": "T-7", "keys": "domain example.org"}
+    run = OptoutRun(request=hand_in_form(form, run_of())["request"], confirmed_by="Ada")
+    assert preview(lake, run).ask
+    assert take_unproved() == []
+    apply(lake, run)
+    assert take_unproved() == []
+    monkeypatch.setattr("smalti_airflow.optouts._OWN_RUN", timedelta(0))
+    (again,) = take_unproved()
+    assert (again["request"], again["run"].startswith(f"prove_{run.request}_")) == (run.request, True)
+    assert preview(lake, run).ask == ""
+    prove(lake, run)
+    assert take_unproved() == []
+    assert set(repository.dags["optout_watch"].task_dict) == {"watch", "unproved", "prove_again"}
 
 
 def test_a_no_is_written_into_the_ledger(lake: Lake) -> None:

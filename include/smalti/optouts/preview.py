@@ -16,7 +16,7 @@ from smalti import objects
 from smalti.accounting import Report
 from smalti.lake import Lake
 from smalti.optouts.ledger import all_parts
-from smalti.optouts.request import Action, Request, read_request, refuse_forgotten
+from smalti.optouts.request import Action, Request, read_answer, read_request, refuse_forgotten
 from smalti.release.latest import live_versions
 from smalti.release.skips import Model, canonical_json, compress, decompress, parse, sha256
 from smalti.settings import OptoutRun
@@ -84,7 +84,7 @@ class PreviewReport(Report):
     unmatched: int
     sources: dict[str, int]
     digest: str = Field(description="of the preview: what a person confirms")
-    ask: str = Field(description="why a person is to confirm; empty: nobody needs to")
+    ask: str = Field(description="why a person is to confirm; empty: nobody needs to, or one has")
     page: str
 
 
@@ -99,7 +99,8 @@ def preview(lake: Lake, run: OptoutRun) -> PreviewReport:
     refuse_forgotten(request)
     turn = max(1, turns(lake, request.id))
     found = read_preview(lake, request.id, turn) or _make(lake, request, turn)
-    why = why_ask(request, found.matched)
+    answer = read_answer(lake, request.id)
+    why = "" if answer is not None and answer.apply else why_ask(request, found.matched)
     log.info("opt-out %s: %d places match, %d nearly", request.id, found.matched, found.near)
     return PreviewReport(
         stage="optout_preview",
