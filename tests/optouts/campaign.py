@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import multiprocessing
 import os
 import random
 import shutil
 import signal
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from smalti import objects
@@ -246,7 +248,7 @@ class Kill:
 
     changes: int = 0
     after: bool = False
-    seconds: float | None = None
+    seconds: float = math.inf
 
 
 def _process(root: str, task: str, kill: Kill, errors: str) -> None:
@@ -289,7 +291,7 @@ def without_loader() -> None:
 
 
 def run(lake: Lake, chance: random.Random, kills: int) -> Counter[str]:
-    """Start all tasks, each with so many deaths before it; returns how often each was killed.
+    """Start all tasks at once, and each again whenever it was killed, so many times; returns how often each was.
 
     Raises:
         AssertionError: a task failed, which no kill explains.
@@ -299,26 +301,38 @@ def run(lake: Lake, chance: random.Random, kills: int) -> Counter[str]:
     path = objects.local_path(lake.root)
     assert path is not None
     deaths = {task: [*_deaths(chance, kills)] for task in TASKS}
+    running: dict[str, tuple[multiprocessing.context.ForkServerProcess, float]] = {}
     killed: Counter[str] = Counter()
 
-    def supervise(task: str) -> None:
-        errors = path.parent / f"{task}.txt"
-        for kill in (*deaths[task], Kill()):
-            process = context.Process(target=_process, args=(lake.root, task, kill, str(errors)))
-            process.start()
-            process.join(kill.seconds)
-            if process.is_alive():
-                process.kill()
-                process.join()
-            if process.exitcode == 0:
-                return
-            said = errors.read_text() if errors.exists() else ""
-            assert process.exitcode == -signal.SIGKILL, f"{task}: exit code {process.exitcode}: {said}"
-            killed[task] += 1
+    def start(task: str) -> None:
+        kill = deaths[task].pop() if deaths[task] else Kill()
+        process = context.Process(target=_process, args=(lake.root, task, kill, f"{path}.{task}.txt"))
+        process.start()
+        running[task] = process, time.monotonic() + kill.seconds
 
-    with ThreadPoolExecutor(len(TASKS)) as pool:
-        for done in [pool.submit(supervise, task) for task in chance.sample(sorted(TASKS), len(TASKS))]:
-            done.result()
+    try:
+        for task in chance.sample(sorted(TASKS), len(TASKS)):
+            start(task)
+        while running:
+            now = time.monotonic()
+            soon = min(5.0, *(at - now for _, at in running.values()))
+            wait([process.sentinel for process, _ in running.values()], timeout=max(0.0, soon))
+            for task, (process, at) in [*running.items()]:
+                if process.is_alive():
+                    if time.monotonic() > at:
+                        process.kill()
+                        running[task] = process, math.inf
+                    continue
+                del running[task]
+                if process.exitcode != 0:
+                    said = Path(f"{path}.{task}.txt")
+                    assert process.exitcode == -signal.SIGKILL, f"{task}: {said.exists() and said.read_text()}"
+                    killed[task] += 1
+                    start(task)
+    finally:
+        for process, _ in running.values():
+            process.kill()
+            process.join()
     return killed
 
 
