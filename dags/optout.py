@@ -26,6 +26,7 @@ starts `optout` again for each that applies for an hour and is not proved.
 - **Keys**, one a line: `id demo/cat.jpg`, `url https://…`, `owner NAME`, `sha256 HEX`, `domain example.org`, `prefix https://example.org/me`;
   or the URI of a csv, jsonl, parquet or text file, or of a picture. What is typed into the form stays in Airflow's database with the
   run, like every form: name a file where that must not be, or delete the run.
+- **Pages** are at `/smalti/optouts/<request>/preview.html`, and `exclude.html`, `erase.html`, `query.html` or `withdraw.html` when there is a receipt. Who opens one is recorded in the ledger.
 - **Copies** of what a key names go too, in every source, found by their bytes or by two fingerprints that agree. Look-alikes stay, and the
   page shows them: hand those that must go in by id.
 - **A person confirms** more matches than *ask above*, whatever comes from a domain or a prefix, and every withdrawal.

@@ -9,15 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError
 
 from smalti.lake import Lake
-from smalti.objects import list_objects
+from smalti.objects import create_bytes, list_objects
 from smalti.optouts.keys import KeyKind
 from smalti.optouts.request import Action, read_answer, read_request
 from smalti_airflow.approval import ApproveOptout, optout_text
-from smalti_airflow.optouts import hand_in_form, take_in_files, take_unproved
+from smalti_airflow.optouts import forget_what_is_over, hand_in_form, take_in_files, take_unproved
 from smalti_airflow.stage_settings import EMPTY, resolve_settings
+from tests.support.airflow_home import ROOT
 
 FORM = {
     "action": "query",
@@ -229,11 +231,43 @@ def test_a_no_is_written_into_the_ledger(lake: Lake) -> None:
 
 def test_what_a_person_is_told() -> None:
     text = optout_text(REPORT)
-    assert "[The request's page](https://storage.cloud.google.com/bucket/lake/" in text
+    assert f"[The request's page](/smalti/optouts/{ID}/preview.html)" in text, "there, who opens it is recorded"
     assert (
         "3 keys match 12 places in parts (cats 12): 5 by a key, 7 as copies of those. 2 look-alikes would stay" in text
     )
     assert optout_text(None) == "There is no preview."
+
+
+def test_airflow_served_below_a_path_is_linked_to_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://flow.example.org/team/")
+    assert f"(/team/smalti/optouts/{ID}/preview.html)" in optout_text(REPORT)
+
+
+def test_the_audit_log_holds_no_keys_where_they_are_named_as_sensitive() -> None:
+    """As Airflow's API writes down what it was sent (airflow/api_fastapi/logging/decorators.py)."""
+    from airflow._shared.secrets_masker import secrets_masker
+
+    masker = secrets_masker.SecretsMasker()
+    masker.sensitive_variables_fields = [*secrets_masker.DEFAULT_SENSITIVE_FIELDS]
+    sent = {"keys": "owner Ada", "reference": "T-7"}
+    assert masker.redact(sent, "conf") == sent
+    compose = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
+    named = compose["x-airflow"]["environment"]["AIRFLOW__CORE__SENSITIVE_VAR_CONN_NAMES"]
+    masker.sensitive_variables_fields += named.split(",")  # airflow/settings.py
+    assert masker.redact(sent, "conf") == {"keys": "***", "reference": "T-7"}
+
+
+def test_the_watch_forgets_beside_counting_and_either_goes_on_without_the_other(repository: Any) -> None:
+    tasks = repository.dags["optout_watch"].tasks
+    assert {(task.task_id, *task.downstream_task_ids) for task in tasks} == {("watch",), ("forget",)}
+
+
+def test_what_is_over_is_forgotten(lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SMALTI_CONFIG", str(tmp_path))
+    (tmp_path / "optouts.yaml").write_text("rejected_days: 0\n")
+    create_bytes(lake.optout_rejected(ID), b"of no request")
+    assert forget_what_is_over()["rejected"] == 1
+    assert forget_what_is_over()["rejected"] == 0
 
 
 def test_dropped_files_become_runs_of_their_own(lake: Lake, repository: Any) -> None:

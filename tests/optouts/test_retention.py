@@ -122,12 +122,9 @@ def test_the_ledger_goes_on_without_the_keys_of_what_was_taken_back(lake: Lake) 
     put_part(lake, "demo", 1, [Sample("a", 1, owner="ada"), Sample("b", 2, owner="bob")])
 
     def go(text: str, reference: str, **more: Any) -> str:
+        fields: dict[str, Any] = {"action": Action.EXCLUDE, "parsed": parse_text(text)}
         request = hand_in(
-            lake,
-            reference=reference,
-            submission=reference,
-            submitted=datetime.now(UTC),
-            **({"action": Action.EXCLUDE, "parsed": parse_text(text)} | more),
+            lake, reference=reference, submission=reference, submitted=datetime.now(UTC), **(fields | more)
         )
         run = OptoutRun(request=request.id, confirmed_by="me")
         preview(lake, run)

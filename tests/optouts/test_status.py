@@ -118,7 +118,11 @@ class Counting:
 def past(lake: Lake, number: int) -> str:
     """A request that is long over: excluded, erased, asked or refused."""
     action = (Action.EXCLUDE, Action.ERASE, Action.QUERY, Action.EXCLUDE)[number % 4]
-    said = {"action": action, "reference": f"T-{number}", "submitted": f"2026-10-01T00:{number % 60:02d}:00Z"}
+    said: dict[str, Any] = {
+        "action": action,
+        "reference": f"T-{number}",
+        "submitted": f"2026-10-01T00:{number % 60:02d}:00Z",
+    }
     request = f"{number:016x}"
     said |= {"id": request, "submission": "x", "submitted_by": "me", "reason": "", "keys": [1], "rejected": 0}
     objects.create_bytes(lake.optout_request(request), compress(canonical_json(said)))

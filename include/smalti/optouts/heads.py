@@ -101,7 +101,7 @@ def read_head(lake: Lake, request: str) -> Head:
             raise InputError(
                 "there is no such request", uri, "`smalti optout status` lists those that there are"
             ) from None
-        return Head(**over.model_dump(include=Head.model_fields.keys()))
+        return Head(**over.model_dump(include=set(Head.model_fields)))
     return Head(**asked.model_dump(exclude={"keys"}), keys=len(asked.keys))
 
 
