@@ -222,17 +222,17 @@ class Lake:
     def optout_head_block(self, number: int) -> str:
         return self._uri("optouts", "heads", f"{number:06d}.json.gz")
 
-    def optout_preview(self, request: str) -> str:
-        """What the request would do, before anything is done."""
-        return self._uri("optouts", "requests", request, "preview.json.gz")
+    def optout_preview(self, request: str, turn: int = 1) -> str:
+        """What a request would do. There is a second one if it matched much more when it was to be applied, and so on."""
+        return self._uri("optouts", "requests", request, f"preview{_turn(turn)}.json.gz")
 
-    def optout_preview_page(self, request: str) -> str:
-        """The preview for the person who confirms it, with pictures."""
-        return self._uri("optouts", "requests", request, "preview.html")
+    def optout_preview_page(self, request: str, turn: int = 1) -> str:
+        """The page that a person confirms it by."""
+        return self._uri("optouts", "requests", request, f"preview{_turn(turn)}.html")
 
-    def optout_answer(self, request: str) -> str:
-        """That a person, or the limit, let it be applied, or that a person refused."""
-        return self._uri("optouts", "requests", request, "answer.json")
+    def optout_answer(self, request: str, turn: int = 1) -> str:
+        """What was answered to the preview of that turn."""
+        return self._uri("optouts", "requests", request, f"answer{_turn(turn)}.json")
 
     def optout_resolutions(self) -> str:
         return self._uri("optouts", "resolved")
@@ -326,3 +326,7 @@ def safe_name(text: str) -> str:
     """A run id or task id as a name in the lake: every character that a name may not have becomes ``_``."""
     cleaned = re.sub(r"[^A-Za-z0-9_.+:@=-]", "_", text)
     return cleaned if re.match(r"[A-Za-z0-9_]", cleaned) else "_" + cleaned
+
+
+def _turn(number: int) -> str:
+    return "" if number == 1 else f"-{number}"

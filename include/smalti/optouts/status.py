@@ -197,15 +197,14 @@ def _state(
         return State.EXCLUDED
     if is_resolved:
         return State.RESOLVED
-    if "answer.json" in folder:
-        refused = head.refused
-        if refused is None:
-            answer = read_answer(lake, head.id)
-            refused = answer is not None and not answer.apply
-        return State.REFUSED if refused else State.CONFIRMED
+    if head.refused:
+        return State.REFUSED
+    answer = read_answer(lake, head.id) if "answer.json" in folder else None
+    if answer is not None:
+        return State.CONFIRMED if answer.apply else State.REFUSED
     return State.WAITS if "preview.json.gz" in folder else State.HANDED_IN
 
 
 def _head(standing: Standing) -> Head:
     same = {name: getattr(standing, name) for name in Head.model_fields if name != "refused"}
-    return Head(**same, refused={State.REFUSED: True, State.CONFIRMED: False}.get(standing.state))
+    return Head(**same, refused=standing.state == State.REFUSED)
