@@ -125,7 +125,7 @@ def test_a_place_that_a_snapshot_lost_is_found_and_named(released: Lake) -> None
     with pytest.raises(CorruptError, match=r"a matched sample is in other/.* at 0, which snapshot 1 lacks"):
         proved(released, request)
     path.write_bytes(OptoutSnapshot(position=1, shards={}).encode())
-    with pytest.raises(CorruptError, match=r"demo/1\.jpg is in .*\(and [1-9]\d* more\)"):
+    with pytest.raises(CorruptError, match=r"a matched sample is in .* \(and [1-9]\d* more\)"):
         proved(released, request)
     assert read_receipt(released, request) is None
 
