@@ -169,7 +169,7 @@ def optout_text(report: Mapping[str, Any] | None) -> str:
         return "There is no preview."
     where = ", ".join(f"{source} {count}" for source, count in report["sources"].items()) or "no source"
     lines = [
-        f"**[The request's page]({optout_page(report['request'], 'preview')})** (`{report['page']}`)",
+        f"**[The request's page]({optout_page(report['request'], report['page'].rpartition('/')[2])})** (`{report['page']}`)",
         f"Reference `{report['reference']}`. A person is asked because {report['ask']}.",
         f"{report['keys']} keys match {report['matched']} places in parts ({where}): {report['by_key']} by a key, "
         f"{report['matched'] - report['by_key']} as copies of those. {report['near']} look-alikes would stay.",
@@ -248,12 +248,12 @@ def link(uri: str, whose: str) -> str:
     return f"{name}: `{uri}`"
 
 
-def optout_page(request: str, what: str) -> str:
+def optout_page(request: str, name: str) -> str:
     """Where Airflow itself shows a page of a request, and records who opens it (`smalti_airflow.pages`)."""
     from airflow.sdk.configuration import conf
 
     base = urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
-    return f"{base}/smalti/optouts/{request}/{what}.html"
+    return f"{base}/smalti/optouts/{request}/{name}"
 
 
 def _estimate(rate: str, estimate: Mapping[str, Any] | None) -> str:

@@ -155,11 +155,14 @@ def _hand_in(lake: Lake, params: Mapping[str, Any], dag_run: Any) -> Request:
 
 
 def _read(file: str) -> Parsed:
-    uri = normalise_uri(file)
+    uri, where = (
+        normalise_uri(file),
+        "the form's file",
+    )  # its name stands in no log: people call files by what is in them
     try:
-        return parse(read_bytes(uri), uri.rpartition("/")[2], uri)
-    except MissingObject as error:
-        raise InputError("there is no such file", uri, "Fill in the URI of a file that is there") from error
+        return parse(read_bytes(uri), uri.rpartition("/")[2], where)
+    except MissingObject:
+        raise InputError("there is no such file", where, "Fill in the URI of a file that is there") from None
 
 
 def _said(request: Request) -> dict[str, Any]:

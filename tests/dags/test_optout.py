@@ -119,6 +119,7 @@ def test_what_is_typed_becomes_one_request_however_often_the_task_runs(lake: Lak
         ({"keys": "id a/b"}, "there is no reference"),
         ({"reference": "T", "keys": "id a/b", "file": "/x.csv"}, "both keys and a file"),
         ({"reference": "T"}, "no key"),
+        ({"reference": "T", "file": "/tmp/ada.csv"}, "^the form's file: there is no such file"),
         ({"reference": "T", "keys": "x"}, "none of its 1 rows is a key"),
         ({"reference": "T", "action": "withdraw"}, "withdraw"),
         ({"request": ID}, "no such request"),

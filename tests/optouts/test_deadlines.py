@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from smalti.optouts.deadlines import ENDED, counts, due, overdue, render, say_overdue
+from smalti.optouts.deadlines import counts, due, overdue, render, say_overdue
 from smalti.optouts.request import Action
-from smalti.optouts.status import Standing, State
+from smalti.optouts.status import ENDED, Standing, State
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
 

@@ -191,6 +191,19 @@ def test_a_preview_that_was_made_again_has_its_own_time(lake: Lake) -> None:
     assert forget(lake, later(0), Retention(preview_days=0)).previews == 1
 
 
+def test_previews_of_later_turns_go_too_but_a_no_stays_a_no(lake: Lake) -> None:
+    made = every_state(lake)
+    for name in ("proven", "refused"):
+        objects.create_bytes(lake.optout_preview(made[name], 2), b"x")
+        objects.create_bytes(lake.optout_preview_page(made[name], 2), b"x")
+        objects.create_bytes(lake.optout_answer(made[name], 2), b"{}")
+    forget(lake, later(90), Retention())
+    left = {name.rpartition("/")[2] for name in names(lake) if made["proven"] in name and "/requests/" in name}
+    assert left == {"request.json.gz", "answer.json", "answer-2.json"}
+    left = {name.rpartition("/")[2] for name in names(lake) if made["refused"] in name and "/requests/" in name}
+    assert left == {"forgotten.json", "answer.json", "answer-2.json", "preview-2.json.gz"}
+
+
 def test_without_the_right_to_delete_it_says_so(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     every_state(lake)
 

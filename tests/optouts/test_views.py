@@ -49,6 +49,17 @@ def test_what_is_not_there_is_not_shown_and_not_recorded(lake: Lake, what: str) 
     assert views(lake, request) == []
 
 
+def test_a_second_preview_is_shown_by_its_name(lake: Lake) -> None:
+    request = handed(lake, 1)
+    for turn in (1, 2):
+        objects.create_bytes(lake.optout_preview(request, turn), compress(b"%d" % turn))
+        objects.create_bytes(lake.optout_preview_page(request, turn), b"%d" % turn)
+    assert pages_of(lake, request) == ["preview", "preview-2"]
+    assert [show(lake, request, what, "me", page=False) for what in pages_of(lake, request)] == [b"1", b"2"]
+    assert show(lake, request, "preview-2", "me", page=True) == b"2"
+    assert {each.what for each in views(lake, request)} == {"preview", "preview-2"}
+
+
 def test_what_cannot_be_recorded_is_not_shown(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     request = handed(lake, 1)
     objects.create_bytes(lake.optout_receipt(request, "exclude"), b"{}")

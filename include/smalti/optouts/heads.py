@@ -42,7 +42,9 @@ class Head(Model):
     keys: int = Field(ge=0)
     rejected: int = Field(ge=0)
     withdraws: str | None = None
-    refused: bool | None = Field(None, description="that it was refused, for good; empty: nothing is known of that")
+    refused: bool = Field(
+        False, description="a person said no; that is for ever, a yes may be followed by another question"
+    )
 
 
 class HeadBlock(Model):

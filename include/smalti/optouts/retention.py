@@ -17,7 +17,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from pydantic import Field
@@ -28,11 +28,14 @@ from smalti.config import Retention
 from smalti.lake import Lake
 from smalti.objects import ObjectInfo
 from smalti.optouts.request import Action, Forgotten, read_request
-from smalti.optouts.status import ENDED, Standing, State, Survey, survey, turns_of
+from smalti.optouts.status import ENDED, Standing, State, Survey, survey
 
 log = logging.getLogger("smalti")
 
-_PREVIEW = re.compile(r"preview(-\d+)?\.(json\.gz|html)")
+_PREVIEW = re.compile(r"preview(-\d+)?\.(?:json\.gz|html)")
+"""Of the first turn, or of a later one."""
+
+_ANSWER = re.compile(r"answer(-\d+)?\.json")
 
 _REQUEST, _STAYS = "request.json.gz", "forgotten.json"
 """The second is there before the first goes: whoever looks in between finds either."""
@@ -70,7 +73,7 @@ def forget(lake: Lake, now: datetime, settings: Retention) -> ForgetReport:
         folder = found.folders[standing.id]
         if mine is not None and _is_over(now, settings.rejected_days, [ended, mine.written]):
             done["rejected"] += _remove([mine])
-        shown = [folder[name] for name in sorted(folder, reverse=True) if _PREVIEW.fullmatch(name)]
+        shown = _previews(standing, folder)
         if shown and _is_over(now, settings.preview_days, [ended, *(each.written for each in shown)]):
             done["previews"] += bool(_remove(shown))
         if _REQUEST in folder and _keys_are_idle(standing) and _is_over(now, settings.keys_days, [ended]):
@@ -102,9 +105,19 @@ def _ended(found: Survey, standing: Standing) -> float | None:
     if standing.state == State.PROVEN:
         return found.receipts[standing.id][f"{standing.action}.json"].written
     if standing.state == State.REFUSED:
-        folder = found.folders[standing.id]
-        return max(info.written for name, info in folder.items() if turns_of([name], "answer"))
+        return max(info.written for name, info in found.folders[standing.id].items() if _ANSWER.fullmatch(name))
     return None
+
+
+def _previews(standing: Standing, folder: Mapping[str, ObjectInfo]) -> list[ObjectInfo]:
+    """Its previews and their pages, a preview before its page: one that is there has its page.
+
+    Of what was refused at a later turn the data of that turn stay: without them an answer to an earlier one would count.
+    """
+    found = {name: turn for name in folder if (turn := _PREVIEW.fullmatch(name))}
+    stays = standing.state == State.REFUSED
+    names = [name for name, turn in found.items() if not (stays and turn[1] and name.endswith(".gz"))]
+    return [folder[name] for name in sorted(names, key=lambda name: name.endswith(".html"))]
 
 
 def _keys_are_idle(standing: Standing) -> bool:

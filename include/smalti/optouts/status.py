@@ -37,8 +37,6 @@ class State(StrEnum):
 ENDED = frozenset({State.PROVEN, State.REFUSED, State.WITHDRAWN})
 """Nothing more is to be done; what was refused was decided by a person."""
 
-_TURN = re.compile(r"(preview|answer)(?:-(\d+))?\.json(?:\.gz)?")
-
 _WAITING = frozenset({State.HANDED_IN, State.WAITS})
 """Nobody has answered yet."""
 
@@ -199,22 +197,14 @@ def _state(
         return State.EXCLUDED
     if is_resolved:
         return State.RESOLVED
-    previews, answers = (turns_of(folder, what) for what in ("preview", "answer"))
-    if answers and max(answers) >= max(previews, default=0):
-        refused = head.refused
-        if refused is None:
-            answer = read_answer(lake, head.id)
-            refused = answer is not None and not answer.apply
-        return State.REFUSED if refused else State.CONFIRMED
-    return State.WAITS if previews else State.HANDED_IN
-
-
-def turns_of(folder: Collection[str], what: str) -> list[int]:
-    """Numbers of the previews, or answers, in a request's folder; the first has none in its name."""
-    found = [match for name in folder if (match := _TURN.fullmatch(name))]
-    return [int(match[2] or 1) for match in found if match[1] == what]
+    if head.refused:
+        return State.REFUSED
+    answer = read_answer(lake, head.id) if "answer.json" in folder else None
+    if answer is not None:
+        return State.CONFIRMED if answer.apply else State.REFUSED
+    return State.WAITS if "preview.json.gz" in folder else State.HANDED_IN
 
 
 def _head(standing: Standing) -> Head:
     same = {name: getattr(standing, name) for name in Head.model_fields if name != "refused"}
-    return Head(**same, refused=True if standing.state == State.REFUSED else None)
+    return Head(**same, refused=standing.state == State.REFUSED)

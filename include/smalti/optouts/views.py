@@ -7,6 +7,7 @@ What is read past this, from the bucket itself, only the bucket's own log knows.
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -16,11 +17,12 @@ from smalti import objects
 from smalti.errors import InputError
 from smalti.lake import Lake
 from smalti.objects import join_uri
-from smalti.optouts.preview import turns
 from smalti.optouts.request import Action
 from smalti.release.skips import Model, canonical_json, decompress, parse, sha256
 
 PREVIEW = "preview"
+
+_TURN = re.compile(r"preview(?:-([2-9]|[1-9]\d{1,3}))?")
 
 
 class View(Model):
@@ -28,7 +30,9 @@ class View(Model):
 
     version: Literal[1] = 1
     request: str
-    what: str = Field(description="`preview`, or the name of a receipt: `query`, `exclude`, `erase`, `withdraw`")
+    what: str = Field(
+        description="`preview`, `preview-2` of a second turn, or the name of a receipt: `query`, `exclude`, `erase`, `withdraw`"
+    )
     form: Literal["page", "json"]
     by: str = Field(min_length=1, max_length=200, description="as Airflow or the system knows them")
     viewed: AwareDatetime
@@ -38,8 +42,9 @@ class View(Model):
 def pages_of(lake: Lake, request: str) -> list[str]:
     """What can be shown of a request now: its preview, and its receipts."""
     receipts = {name.partition(".")[0] for name in objects.list_names(lake.optout_receipts(request))}
-    shown = [PREVIEW] if objects.exists(lake.optout_preview(request)) else []
-    return [*shown, *(action.value for action in Action if action in receipts)]
+    there = {name.partition(".")[0] for name in objects.list_names(lake.optout_folder(request))}
+    previews = [each for each in there if _TURN.fullmatch(each)]
+    return [*sorted(previews, key=_turn_of), *(action.value for action in Action if action in receipts)]
 
 
 def show(lake: Lake, request: str, what: str, by: str, *, page: bool, now: datetime | None = None) -> bytes:
@@ -87,12 +92,17 @@ def views(lake: Lake, request: str) -> list[View]:
 
 
 def _uri(lake: Lake, request: str, what: str, page: bool) -> str:
-    if what == PREVIEW:
-        turn = max(1, turns(lake, request))  # the one that is to be answered
+    if _TURN.fullmatch(what):
+        turn = _turn_of(what)
         return lake.optout_preview_page(request, turn) if page else lake.optout_preview(request, turn)
     if what not in list(Action):
         raise InputError(f"{what!r} is nothing that a request has", request, f"Use {PREVIEW}, or {', '.join(Action)}")
     return lake.optout_receipt_page(request, what) if page else lake.optout_receipt(request, what)
+
+
+def _turn_of(what: str) -> int:
+    found = _TURN.fullmatch(what)
+    return int(found[1] or 1) if found else 0
 
 
 def _unpacked(data: bytes, uri: str) -> bytes:
