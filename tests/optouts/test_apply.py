@@ -29,10 +29,10 @@ from smalti.release.optouts import newest_position, read_snapshot
 from smalti.settings import OptoutRun
 from tests.conftest import snapshot
 from tests.maintenance.conftest import release
-from tests.optouts.conftest import RUN
+from tests.optouts.conftest import RUN, deliver
 from tests.optouts.test_proof import selected
 from tests.release.test_verify import kept_ids
-from tests.support.pictures import picture, stored
+from tests.support.pictures import Row, picture, stored
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +125,47 @@ def test_what_is_wide_or_matches_much_waits_for_a_person(released: Lake) -> None
     answer = read_answer(released, run.request)
     assert answer is not None
     assert answer.by == "Ada"
+
+
+def test_what_matches_much_more_than_was_confirmed_is_looked_at_again(released: Lake) -> None:
+    """Parts came between the answer and the step that applies it."""
+    run = asked(released, "owner somebody", confirm_above=3)
+    first = read_preview(released, run.request)
+    assert first is not None
+    sure = run.model_copy(update={"confirmed_by": "Ada", "seen": first.digest()})
+    deliver(released, "third", [Row("1.jpg", stored(picture(41))), Row("2.jpg", stored(picture(42)))])
+    with pytest.raises(InputError, match="waits for a person: it matches 11 places now, and 9 when it was looked at"):
+        apply(released, sure)
+    assert (newest_position(released), state_of(released, run)) == (0, State.WAITS)
+    with pytest.raises(InputError, match="waits for a person: it matches 11 places, more than 3"):
+        apply(released, sure)  # Ada has confirmed another preview
+    report = preview(released, run)
+    assert (report.matched, report.ask) == (11, "it matches 11 places, more than 3")
+    assert read_bytes(report.page).decode().count("<figure>") == 11
+    assert apply(released, run.model_copy(update={"confirmed_by": "Ada", "seen": report.digest})).position == 1
+    answer = read_answer(released, run.request)
+    assert answer is not None
+    assert (answer.by, answer.preview_sha256) == ("Ada", report.digest)
+    assert len(opted_out(released)) == 11
+    assert state_of(released, run) == State.RESOLVED
+
+
+def test_what_matches_little_more_than_was_seen_is_applied(released: Lake) -> None:
+    run = asked(released, "owner somebody")
+    deliver(released, "third", [Row("1.jpg", stored(picture(41)))])
+    assert apply(released, run).position == 1
+    assert len(opted_out(released)) == 10
+
+
+def test_a_second_preview_can_be_refused(released: Lake) -> None:
+    run = asked(released, "owner somebody", confirm_above=9)
+    deliver(released, "third", [Row("1.jpg", stored(picture(41)))])
+    with pytest.raises(InputError, match="matches 10 places now"):
+        apply(released, run)
+    assert not refuse(released, run.request, "Ada").apply
+    with pytest.raises(InputError, match="was refused"):
+        apply(released, run.model_copy(update={"confirmed_by": "Bob"}))
+    assert (newest_position(released), state_of(released, run)) == (0, State.REFUSED)
 
 
 def test_what_was_refused_is_never_applied(released: Lake) -> None:

@@ -30,7 +30,7 @@ from smalti.errors import CorruptError
 from smalti.lake import Lake
 from smalti.release.skips import canonical_json, sha256
 from smalti.shards import mds
-from smalti.shards.part import Part, PartBucket, committed_parts, read_samples_bytes
+from smalti.shards.part import FailedRow, Part, PartBucket, committed_parts, read_samples_bytes
 from smalti.shards.plan import cut
 from smalti.shards.replacements import Step, append_step, read_log
 from smalti.shards.samples import decode_samples, encode_samples, extra_columns, schema_with
@@ -43,6 +43,21 @@ WRITER = 2
 
 
 @dataclass(frozen=True)
+class Erasure:
+    """What an erasure leaves out of one part.
+
+    Attributes:
+        shards: shard relative to parts/ -> indices in it, ascending.
+        gone: shards of which nothing is left.
+        ids: that the new part names nowhere.
+    """
+
+    shards: dict[str, tuple[int, ...]]
+    gone: tuple[str, ...]
+    ids: frozenset[str]
+
+
+@dataclass(frozen=True)
 class CopyPlan:
     """A part that is to be written.
 
@@ -52,13 +67,15 @@ class CopyPlan:
         rows: what is kept, as `samples_of` has it, sorted by (tier, ar, id); shard and index are the old ones.
         bounds: begin and end of each new shard in `rows`; none spans two buckets.
         dropped: reason -> samples that are not kept.
+        erasure: of a part whose shards keep their numbers; empty: they are counted anew.
     """
 
     parts: tuple[Part, ...]
-    why: Literal["rewritten", "merged"]
+    why: Literal["rewritten", "merged", "erased"]
     rows: pa.Table
     bounds: tuple[tuple[int, int], ...]
     dropped: dict[str, int]
+    erasure: Erasure | None = None
 
     @property
     def extra(self) -> tuple[str, ...]:
@@ -66,10 +83,24 @@ class CopyPlan:
         return extra_columns(self.parts[0].columns)
 
     @property
+    def failed(self) -> tuple[FailedRow, ...]:
+        """Rows that could not be decoded, as the new part names them."""
+        gone = frozenset() if self.erasure is None else self.erasure.ids
+        return tuple(row for part in self.parts for row in part.failed if row.id not in gone)
+
+    @property
     def digest(self) -> str:
         """sha256 over what it replaces, what it keeps, where its shards end, and why the rest goes: all that part.json will say."""
         held = [[part.name, part.digest, part.samples_sha256] for part in self.parts]
-        said = {"writer": WRITER, "why": self.why, "parts": held, "bounds": self.bounds, "dropped": self.dropped}
+        said: dict[str, Any] = {
+            "writer": WRITER,
+            "why": self.why,
+            "parts": held,
+            "bounds": self.bounds,
+            "dropped": self.dropped,
+        }
+        if self.erasure is not None:
+            said["failed"] = [each.id for each in self.failed]
         text = canonical_json(said)
         digest = hashlib.sha256(text)
         for name, index in zip(self.rows["shard"].to_pylist(), self.rows["index"].to_pylist(), strict=True):
@@ -170,11 +201,20 @@ def write(lake: Lake, plan: CopyPlan) -> Part | None:
     objects.create_same(lake.samples(source, name), samples)
     buckets = tuple(_write_indices(lake, source, name, plan, [bucket for bucket, _ in tasks], entries))
     part = commit_part(lake, _part(plan, name, buckets, sha256(samples)))
-    step = Step(why=plan.why, replaces=part.replaces, by=name, origins=part.origins)
-    if append_step(lake, source, step):
+    if append_step(lake, source, step_of(plan, name)):
         return part
     log.warning("%s: %s/%s does not count: another run was faster", plan.why, source, name)
     return None
+
+
+def step_of(plan: CopyPlan, name: str | None) -> Step:
+    """What puts a part in the place of those that it replaces. name: empty, nothing of them is left."""
+    origins = tuple(sorted((origin for part in plan.parts for origin in part.sharded), key=lambda each: each.order))
+    replaces = tuple(part.name for part in plan.parts)
+    if plan.erasure is None:
+        return Step(why=plan.why, replaces=replaces, by=name, origins=origins)
+    gone = plan.erasure
+    return Step(why=plan.why, replaces=replaces, by=name, origins=origins, erased=gone.shards, gone=gone.gone)
 
 
 def copy_shard(task: CopyTask) -> mds.Entry:
@@ -211,7 +251,7 @@ def _tasks(lake: Lake, plan: CopyPlan, name: str) -> list[tuple[tuple[int, str],
         bucket = (tiers[begin], ars[begin])
         picks = tuple(zip(shards[begin:end], indices[begin:end], strict=True))
         used = {shard: digests[shard] for shard in dict.fromkeys(shards[begin:end])}
-        number = numbers[bucket]
+        number = numbers[bucket] if plan.erasure is None else shard_number(shards[begin])
         numbers[bucket] += 1
         tasks.append((
             bucket,
@@ -225,6 +265,11 @@ def _tasks(lake: Lake, plan: CopyPlan, name: str) -> list[tuple[tuple[int, str],
             ),
         ))
     return tasks
+
+
+def shard_number(shard: str) -> int:
+    """3 of .../shard.00003.mds."""
+    return int(shard.rpartition("/")[2].split(".")[1])
 
 
 def _shards_of(lake: Lake, parts: Sequence[Part]) -> tuple[dict[str, str], dict[str, int]]:
@@ -313,7 +358,7 @@ def _part(plan: CopyPlan, name: str, buckets: tuple[PartBucket, ...], samples_sh
             rows_out=plan.rows.num_rows,
             dropped=dict(sorted(dropped.items())),
         ),
-        failed=tuple(row for part in plan.parts for row in part.failed),
+        failed=plan.failed,
         extra_captions={each: int(pc.sum(plan.rows[f"{each}_ok"]).as_py() or 0) for each in plan.extra},
         replaces=tuple(part.name for part in plan.parts),
         origins=tuple(origins),

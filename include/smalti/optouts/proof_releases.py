@@ -18,6 +18,7 @@ from smalti.optouts.receipt import Replaced, Touched, Unreachable
 from smalti.release.latest import Succession, live_versions, stored_latest
 from smalti.release.manifest import Manifest, StreamEntry, read_manifest
 from smalti.release.optouts import OptoutSnapshot, read_snapshot
+from smalti.release.skips import sha256
 from smalti.release.tree_claims import CLAIM, COMMIT, commit_tiers
 
 Indices = Mapping[int, str]
@@ -44,7 +45,7 @@ class Releases:
     _trees: list[Unreachable] = field(default_factory=list)
 
     def look(self) -> list[str]:
-        """Look at what the loader selects. Returns a line for each sample that it would serve."""
+        """Look at what the loader selects. Returns a line for each sample that it would serve, by its place: ids stand in no log."""
         faults: list[str] = []
         for dataset in objects.list_names(self.lake.releases()):
             for version in live_versions(self.lake, dataset):
@@ -65,7 +66,8 @@ class Releases:
             for name in read(reading):
                 self.counts["samples_read"] += 1
                 if name in self.places.ids:
-                    faults.append(f"{name} is served by {reading.manifest} from {reading.group}/{reading.tier}")
+                    which = f"a matched sample (sha256 of its id: {sha256(name.encode())[:12]}...)"
+                    faults.append(f"{which} is served by {reading.manifest} from {reading.group}/{reading.tier}")
         return faults
 
     def _look_back(self, dataset: str, said: Succession) -> None:
@@ -132,8 +134,7 @@ class Releases:
             for lifted in {(), *manifest.reason_sets}:
                 now = served_shards(uri, entry, frozenset(lifted), self.snapshot.shards)
                 for shard, index in _served(now, shards):
-                    name = shards[shard][index]
-                    faults.append(f"{name} is served by {uri} from {shard} at {index}")
+                    faults.append(f"a matched sample is served by {uri} from {shard} at {index}")
                 if not lifted:
                     concerned[entry.group, entry.tier] += [each.basename for each in now if each.basename in shards]
         since = sum(map(len, held.values()))

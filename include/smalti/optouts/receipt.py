@@ -107,6 +107,7 @@ class Receipt(Model):
     keys: int = Field(ge=1)
     unmatched: int = Field(ge=0)
     ids: int = Field(ge=0)
+    in_tables: int = Field(0, ge=0, description="of `ids`: those that are in a source's table and in no part")
     found: int = Field(ge=0)
     samples: tuple[Matched, ...]
     releases: tuple[Touched, ...]

@@ -7,7 +7,7 @@ from html import escape
 
 from smalti.optouts.receipt import Receipt, Touched
 from smalti.optouts.request import Action
-from smalti.page import STYLE, figure, number, table
+from smalti.page import document, figure, number, table
 
 SHOWN = 500
 """Places on the page; the JSON beside it lists more."""
@@ -17,7 +17,7 @@ _DONE = {Action.EXCLUDE: "never served again", Action.ERASE: "never served again
 
 def render(receipt: Receipt) -> str:
     """The page. The same receipt gives the same bytes."""
-    body = "\n".join([
+    body = [
         _head(receipt),
         *_warnings(receipt),
         _section("What happened", _times(receipt)),
@@ -25,12 +25,8 @@ def render(receipt: Receipt) -> str:
         _section("How this was checked", _checks(receipt)),
         _section("What cannot be reached from here", _unreachable(receipt)),
         _section("Samples", _samples(receipt)),
-    ])
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Receipt {escape(receipt.request)}</title>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<style>{STYLE}</style></head>\n<body><main>\n{body}\n</main></body></html>\n"
-    )
+    ]
+    return document(f"Receipt {receipt.request}", body)
 
 
 def _section(title: str, content: str) -> str:

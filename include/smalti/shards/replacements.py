@@ -9,6 +9,9 @@ made to wait, and a killed writer blocks nobody.
 
 A step keeps what is needed of the parts that it takes out of sight after their objects are gone: the plans that shard runs
 made them of (so that a shard run that is repeated finds its work done) and their accounting.
+
+What opt-outs erase is erased of parts that are out of sight as well, because releases may use them. Such a part's new one is out of
+sight for the reason that the old one was.
 """
 
 from __future__ import annotations
@@ -18,13 +21,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from smalti import objects
 from smalti.accounting import Accounted
-from smalti.config import Strict
 from smalti.errors import CorruptError
 from smalti.lake import Lake
+from smalti.strict import Strict
 
 Order = tuple[int, str, int, str]
 """(delivery, batch, sequence, name): of two samples of one id the one with the larger order is the newer."""
@@ -46,15 +49,39 @@ class Origin(Strict):
 
 
 class Step(Strict):
-    """Parts that went out of sight together. Releases that use them keep using them."""
+    """Parts that went out of sight together. Releases that use them keep using them.
 
-    why: Literal["rewritten", "merged", "superseded", "abandoned"]
+    A step that erases names one part, which may be out of sight already, and what of it the new part lacks. Samples that it keeps are
+    in the shards of the same numbers, in the same order.
+    """
+
+    why: Literal["rewritten", "merged", "superseded", "abandoned", "erased"]
     replaces: tuple[str, ...] = Field(min_length=1)
     by: str | None = Field(None, description="the part that holds their samples now; empty: none is needed")
     origins: tuple[Origin, ...] = ()
+    erased: dict[str, tuple[int, ...]] = Field({}, description="shard relative to parts/ -> indices in it, ascending")
+    gone: tuple[str, ...] = Field((), description="shards of which nothing is left")
+
+    @model_validator(mode="after")
+    def _erases_of_one_part(self) -> Step:
+        if self.why != "erased":
+            if self.erased or self.gone:
+                raise ValueError("only a step that erases names samples")
+            return self
+        if len(self.replaces) != 1 or self.by == self.replaces[0]:
+            raise ValueError("a step erases samples of one part, and another one takes its place")
+        if any(shard.split("/")[1:2] != [self.replaces[0]] for shard in self.erased):
+            raise ValueError("it names a shard of another part")
+        if any(list(each) != sorted({*each}) or not each or each[0] < 0 for each in self.erased.values()):
+            raise ValueError("indices are to ascend")
+        if not self.erased.keys() >= {*self.gone}:
+            raise ValueError("a shard is gone of which nothing was erased")
+        return self
 
     def encode(self) -> bytes:
-        return (self.model_dump_json(indent=1) + "\n").encode()
+        """Without the fields of erasures where there is none: such a step is spelled as it always was."""
+        said = {"erased", "gone"} if self.why != "erased" else set()
+        return (self.model_dump_json(indent=1, exclude=said) + "\n").encode()
 
 
 @dataclass(frozen=True)
@@ -65,12 +92,27 @@ class Log:
 
     @cached_property
     def hidden(self) -> dict[str, Step]:
-        """Name of a part that is out of sight -> the step that says so."""
-        return {name: step for step in self.steps for name in step.replaces}
+        """Name of a part that is out of sight -> the step that says so.
+
+        A part of which samples were erased is so by that step, whatever hid it before; what hid it hides the part in its place.
+        """
+        found: dict[str, Step] = {}
+        for step in self.steps:
+            for name in step.replaces:
+                before = found.get(name)
+                if step.why == "erased" and step.by is not None and before is not None:
+                    found[step.by] = before
+                found[name] = step
+        return found
+
+    @cached_property
+    def erased(self) -> dict[str, Step]:
+        """Name of a part of which samples were erased -> the step that did it."""
+        return {name: step for step in self.steps if step.why == "erased" for name in step.replaces}
 
     @cached_property
     def made(self) -> frozenset[str]:
-        """Parts that maintenance wrote, and that count."""
+        """Parts that maintenance wrote, or erasures, and that count."""
         return frozenset(step.by for step in self.steps if step.by is not None)
 
     def holder(self, name: str) -> str | None:
@@ -109,13 +151,16 @@ def read_log(lake: Lake, source: str) -> Log:
 def append_step(lake: Lake, source: str, step: Step) -> bool:
     """Take parts out of sight, and let the part that replaces them count.
 
+    What is out of sight is taken by nobody again; but samples may be erased of it, once of each part.
+
     Returns: whether that is so now. False: another step had one of them first, and nothing was changed.
     """
     while True:
         log = read_log(lake, source)
         if step in log.steps:
             return True
-        if any(name in log.hidden for name in (*step.replaces, *filter(None, [step.by]))):
+        taken = log.erased if step.why == "erased" else log.hidden
+        if any(name in taken for name in step.replaces) or step.by in log.hidden or step.by in log.made:
             return False
         if objects.create_bytes(lake.replacement(source, len(log.steps) + 1), step.encode()):
             return True  # otherwise somebody took the number: look again
