@@ -36,7 +36,7 @@ from smalti.release.latest import (
 )
 from smalti.release.manifest import Manifest, read_manifest, read_skip_file, read_stream_index
 from smalti.release.optouts import OptoutSnapshot
-from smalti.release.publish import publish, rollback
+from smalti.release.publish import publish, rollback, write_tree
 from smalti.release.successors import Succeeded, succeed
 from smalti.release.summary import samples_of, summary
 from smalti.release.tombstones import COLLECTED, Tombstone, read_tombstone, resumed_by, successor_of
@@ -426,7 +426,7 @@ def test_latest_exchanges_versions_at_their_places() -> None:
 def test_a_successor_that_maintenance_took_is_made_anew(small: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     make(small, release_run("demo", publish="tree"))
     opt_out(small, "demo/1.jpg")
-    tree = successors.write_tree
+    tree = write_tree
 
     def and_meanwhile(*arguments: object, **more: object) -> None:
         give_up(small, "set", ["v2"], None)

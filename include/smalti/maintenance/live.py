@@ -78,7 +78,8 @@ def references(lake: Lake, *, keep: int | None = None, without: Collection[tuple
     Raises:
         CorruptError: a manifest is damaged: as long as that is so, nothing can be said.
     """
-    releases, pending, resumed = [], [], set()
+    releases, pending = [], []
+    resumed: set[str] = set()
     for dataset in objects.list_names(lake.releases()):
         published = live_versions(lake, dataset)
         live = live_versions(lake, dataset, keep)
