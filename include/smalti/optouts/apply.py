@@ -17,7 +17,6 @@ from smalti.optouts.receipt import KIND
 from smalti.optouts.request import Action, Answer, Request, read_answer, read_request, write_answer
 from smalti.optouts.statement import state_answer
 from smalti.optouts.status import State, standings
-from smalti.release.successors import succeed
 from smalti.settings import OptoutRun
 
 LIMIT = "limit"
@@ -84,6 +83,8 @@ def apply(lake: Lake, run: OptoutRun) -> ApplyReport:
             "Look at its new page and confirm it: clear the run from `preview` on, or `smalti optout apply REQUEST --yes`",
         ) from error
     position = settle(lake)
+    from smalti.release.successors import succeed  # the DAG's file imports this module at every parse
+
     done = succeed(lake, why=SUCCEEDED)
     return ApplyReport(
         stage="optout_apply",

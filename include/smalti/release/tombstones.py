@@ -15,6 +15,7 @@ from smalti import objects
 from smalti.lake import Lake
 from smalti.release.latest import Latest, Succession, gone_error, live_versions, stored_latest
 from smalti.release.manifest import read_manifest, skip_file_uri
+from smalti.release.optouts import lake_of
 from smalti.release.skips import Model, canonical_json, parse
 
 COLLECTED = "collected as garbage"
@@ -75,6 +76,20 @@ def refuse_gone(lake: Lake, dataset: str, version: str, where: str) -> None:
         said = Succession(version=version, by=stone.successor or "", why=stone.why)
         latest = latest.model_copy(update={"succeeded": (*latest.succeeded, said)})
     raise gone_error(latest, dataset, version, where)
+
+
+def refuse_succeeded(manifest_uri: str) -> None:
+    """Raises InputError, naming the successor, if another version took the place of the one of this manifest, there or not.
+
+    What else was given up may be looked at as long as its objects are there.
+    """
+    folder, _, _ = manifest_uri.rpartition("/")
+    dataset, _, version = folder.rpartition("/releases/")[2].partition("/")
+    if version and "/" not in version:
+        lake = lake_of(manifest_uri)
+        stone = read_tombstone(lake, dataset, version)
+        if stone is not None and stone.why != COLLECTED:
+            refuse_gone(lake, dataset, version, manifest_uri)
 
 
 def is_resumable(lake: Lake, dataset: str, version: str) -> bool:
