@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smalti import objects
-from smalti.errors import CorruptError, InputError, MissingObject
+from smalti.errors import CorruptError, InputError, LakeError, MissingObject
 from smalti.lake import Lake
 from smalti.loader import ReleaseDataset
 from smalti.loader.skips import ServedShard, Stored
@@ -28,7 +28,7 @@ from smalti.optouts.request import Action
 from smalti.reasons import SkipReason
 from smalti.release import verify as verify_module
 from smalti.release.pull import pull
-from smalti.release.tombstones import Tombstone
+from smalti.release.tombstones import COLLECTED, Tombstone
 from smalti.settings import OptoutRun
 from smalti.shards import mds
 from tests.loader.erasing import erase, erase_parts, places, succeed
@@ -295,9 +295,26 @@ def test_no_run_begins_with_a_version_that_was_given_up(lake: Lake) -> None:
             f"Use {third.uri}; checkpoints of {version} are loaded there as they are."
         )
     assert ours(third).size == len(third.all_kept)
-    create_bytes(lake.release_tombstone("demo", "v3"), Tombstone(why="collected as garbage").encode())
-    with pytest.raises(InputError, match=r"demo v3 was given up \(collected as garbage\), and no version succeeds it"):
+    create_bytes(lake.release_tombstone("demo", "v3"), Tombstone(why="nothing is left").encode())
+    with pytest.raises(InputError, match=r"demo v3 was given up \(nothing is left\), and no version succeeds it"):
         ours(third)
+
+
+def test_what_maintenance_collects_may_be_read_to_its_end(lake: Lake, caplog: pytest.LogCaptureFixture) -> None:
+    release = build(lake)
+    create_bytes(lake.release_tombstone("demo", "v1"), Tombstone(why=COLLECTED).encode())
+    assert ours(release).size == len(release.all_kept)
+    assert "demo v1 was given up (collected as garbage), and goes when the grace of maintenance is over" in caplog.text
+
+
+def test_who_may_not_ask_is_told(lake: Lake, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object) -> None:
+        raise LakeError("access is refused", lake.root, "Ask its owner")
+
+    release = build(lake)
+    monkeypatch.setattr("smalti.loader.successors.read_tombstone", forbidden)
+    assert ours(release).size == len(release.all_kept)
+    assert "it was not looked up whether the version was given up: access is refused" in caplog.text
 
 
 def test_it_is_asked_once_and_by_one_rank(ranks: Ranks, lake: Lake, tmp_path: Path) -> None:
