@@ -147,11 +147,13 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
 
         def prepare() -> tuple[dict[str, str], bytes]:
             made.append(plan := make())
+            source, position = (plan.source, plan.position) if plan else (self._source, self.optouts)
+            told = {"position of opt-outs": str(position), "release of a checkpoint": source.where}
             if plan is None:
-                return {"position of opt-outs": str(self.optouts)}, b""
-            wanted = self._opened.wanted
+                return told, b""
+            wanted = source.wanted
             asked = {"batch_size": wanted.batch_size} | {name: wanted.streaming.get(name) for name in _ORDER}
-            return {name: repr(value) for name, value in asked.items()} | plan.said(), plan.to_fetch()
+            return told | {name: repr(value) for name, value in asked.items()} | plan.said(), plan.to_fetch()
 
         told = together(prepare)
         plan = made[0]
