@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -24,7 +24,7 @@ def connect_ray() -> bool:
 
 
 def map_tasks(
-    function: Callable[[Item], Outcome], items: Sequence[Item], *, cpus: float = 1.0, inflight: int = 64
+    function: Callable[[Item], Outcome], items: Iterable[Item], *, cpus: float = 1.0, inflight: int = 64
 ) -> Iterator[Outcome]:
     """Outcomes of function(item), in the order of the items.
 

@@ -1,8 +1,9 @@
 """Objects in a lake or a source, by URI: ``file:///...`` and ``gs://bucket/...`` alike.
 
 Writes are create-only and whole: an object appears with all its bytes or not at all, and is never overwritten. The one
-exception is `swap_bytes`, which replaces an object only if it is still the generation that was read (releases/<dataset>/LATEST).
-Only the collection of garbage deletes (smalti.maintenance), and whoever has taken a file out of the opt-outs' inbox.
+exception is `swap_bytes`, which replaces an object only if it is still the generation that was read (releases/<dataset>/LATEST, and what
+erased samples are taken out of). Only the collection of garbage deletes (smalti.maintenance), whoever has taken a file out of the opt-outs'
+inbox, the removal of what opt-outs erase, and what forgets of opt-outs what has had its time (smalti.optouts.retention).
 On a file system a write goes to an attempt name in the same directory and is linked into place, which fails if the name is
 taken; on GCS it is one request with ``ifGenerationMatch=0``. What a killed writer leaves is an attempt nobody lists.
 """
@@ -19,12 +20,12 @@ from typing import IO
 from smalti.errors import ConflictError, InputError
 from smalti.stores.files import Files
 from smalti.stores.gcs import Gcs
-from smalti.stores.uris import ATTEMPT_PREFIX, ObjectInfo, file_uri, join_uri, local_path, normalise_uri
+from smalti.stores.uris import ATTEMPT_PREFIX, Generation, ObjectInfo, file_uri, join_uri, local_path, normalise_uri
 
 __all__ = [
-    "ATTEMPT_PREFIX", "ObjectInfo", "copy_object", "crc32c", "create_bytes", "create_same", "delete_object", "download", "exists",
-    "file_uri", "forget_clients", "join_uri", "lance_options", "list_attempts", "list_names", "list_objects", "local_path",
-    "normalise_uri", "open_binary", "read_bytes", "read_versioned", "sizes_of", "stat", "swap_bytes",
+    "ATTEMPT_PREFIX", "Generation", "ObjectInfo", "copy_object", "crc32c", "create_bytes", "create_same", "delete_generation", "delete_object",
+    "download", "exists", "file_uri", "forget_clients", "join_uri", "lance_options", "list_attempts", "list_generations", "list_names",
+    "list_objects", "local_path", "normalise_uri", "open_binary", "read_bytes", "read_generation", "read_versioned", "sizes_of", "stat", "swap_bytes",
 ]  # fmt: skip
 
 
@@ -107,6 +108,24 @@ def delete_object(uri: str, generation: str | None = None) -> bool:
             is not seen; smalti's own swaps are.
     """
     return _store(uri).delete(uri, generation)
+
+
+def list_generations(prefix: str) -> Iterator[Generation]:
+    """What objects below a prefix held before, and the store still keeps: noncurrent generations, then soft-deleted ones.
+
+    Nothing on a file system, which keeps nothing (what its snapshots and backups keep cannot be seen from here).
+    """
+    return _store(prefix).generations(prefix)
+
+
+def read_generation(uri: str, generation: str) -> bytes | None:
+    """The bytes of a noncurrent generation; None: it is gone."""
+    return _store(uri).read_generation(uri, generation)
+
+
+def delete_generation(uri: str, generation: str) -> bool:
+    """Remove one generation of an object. False: a policy of the store forbids it."""
+    return _store(uri).delete_generation(uri, generation)
 
 
 def list_names(prefix: str) -> list[str]:

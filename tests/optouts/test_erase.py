@@ -7,7 +7,9 @@ import io
 import json
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -26,7 +28,7 @@ from smalti.release import verify as verify_module
 from smalti.release.latest import is_gone, live_versions
 from smalti.release.manifest import read_manifest
 from smalti.release.publish import rollback
-from smalti.release.successors import succeed
+from smalti.release.successors import Succeeded, succeed
 from smalti.settings import OptoutRun
 from smalti.shards import mds
 from smalti.shards.part import committed_parts
@@ -236,10 +238,10 @@ def test_killed_the_next_run_ends_in_the_same(
 def test_a_part_that_comes_while_versions_are_exchanged_is_erased_too(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow(*arguments: object, **more: object) -> object:
+    def slow(lake: Lake, **more: Any) -> tuple[Succeeded, ...]:
         monkeypatch.setattr(module, "succeed", succeed)
         deliver_run(lake, DEMO.model_copy(update={"batch": "b9"}), [Row("again.jpg", stored(picture(1, 600, 600)))])
-        return succeed(*arguments, **more)  # type: ignore[arg-type]
+        return succeed(lake, **more)
 
     monkeypatch.setattr(module, "succeed", slow)
     report = erased(lake, asked(lake, "demo/1.jpg"))
@@ -261,8 +263,15 @@ def test_the_command_line_erases(
 
 def test_what_is_written_down_once_is_not_written_again(tmp_path: Path) -> None:
     lake = Lake.at(str(tmp_path))
-    fields = {"request": "0" * 16, "position": 1, "versions": (), "files": (), "pictures": (), "pixels": ()}
-    first = Erasing(erased="2026-11-30T12:00:00Z", parts={"s/a": "s/b"}, ids=("s/1",), **fields)  # type: ignore[arg-type]
+    fields: dict[str, Any] = {
+        "request": "0" * 16,
+        "position": 1,
+        "versions": (),
+        "files": (),
+        "pictures": (),
+        "pixels": (),
+    }
+    first = Erasing(erased=datetime(2026, 11, 30, 12, tzinfo=UTC), parts={"s/a": "s/b"}, ids=("s/1",), **fields)
     later = first.model_copy(update={"erased": first.erased.replace(hour=13), "ids": ("s/2",)})
     assert read_erasing(lake, first.request) is None
     assert add_erasing(lake, first) == first == add_erasing(lake, first.model_copy(update={"erased": later.erased}))

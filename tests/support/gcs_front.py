@@ -3,6 +3,9 @@
 The fake ignores ``ifGenerationMatch`` on uploads, copies and deletes, and knows no XML PUT or XML multipart upload (which
 Lance's object store uses), so that writers through it lose updates. Here every write takes one lock, checks its
 precondition against the object's generation, and only then reaches the fake. POST /token hands out a token to anybody.
+
+Nor does the fake keep what was replaced or deleted. For buckets that `Front.keeps` names the front does: noncurrent generations, as a bucket
+with versioning, soft-deleted ones, or both; these are listed, noncurrent ones read and deleted by generation, soft-deleted ones not.
 """
 
 from __future__ import annotations
@@ -12,12 +15,24 @@ import http.server
 import json
 import threading
 import uuid
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 Answer = tuple[int, dict[str, str], bytes]
 HOP_HEADERS = {"transfer-encoding", "connection", "content-length", "host", "date", "keep-alive"}
 JSON_PATHS = ("/storage/v1", "/upload/", "/download/", "/b/", "/batch", "/_internal", "/resumable")
+
+
+@dataclass
+class Former:
+    """Bytes that an object had."""
+
+    bucket: str
+    key: str
+    said: dict[str, Any]
+    data: bytes
+    soft: bool
 
 
 class Front(http.server.ThreadingHTTPServer):
@@ -33,6 +48,10 @@ class Front(http.server.ThreadingHTTPServer):
         self.multipart: dict[str, dict[int, bytes]] = {}
         self.resumable: dict[str, tuple[str, str, str]] = {}
         self.requests = 0
+        self.keeps: dict[
+            str, set[str]
+        ] = {}  # bucket -> "noncurrent", "soft", "held": noncurrent ones may not be deleted
+        self.formers: list[Former] = []
 
     def ask(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
         """One request to the fake."""
@@ -48,6 +67,28 @@ class Front(http.server.ThreadingHTTPServer):
         """The object's generation; 0 if there is none."""
         status, _, body = self.ask("GET", _object_path(bucket, key))
         return int(json.loads(body)["generation"]) if status == 200 else 0
+
+    def remember(self, bucket: str, key: str) -> None:
+        """To be called with the lock held, before an object is replaced or deleted."""
+        kept = self.keeps.get(bucket, set())
+        status, _, body = self.ask("GET", _object_path(bucket, key)) if kept else (404, {}, b"")
+        if status == 200:
+            data = self.ask("GET", _object_path(bucket, key) + "?alt=media")[2]
+            self.formers.append(Former(bucket, key, json.loads(body), data, "noncurrent" not in kept))
+
+    def former(self, bucket: str, key: str, generation: str) -> Former | None:
+        """A noncurrent generation."""
+        of = (each for each in self.formers if not each.soft and (each.bucket, each.key) == (bucket, key))
+        return next((each for each in of if str(each.said["generation"]) == generation), None)
+
+    def listed(self, bucket: str, prefix: str, soft: bool) -> list[dict[str, Any]]:
+        """What a listing says of former generations."""
+        when = "2026-01-01T00:00:00.000Z"
+        times = (
+            {"softDeleteTime": when, "hardDeleteTime": "2026-01-08T00:00:00.000Z"} if soft else {"timeDeleted": when}
+        )
+        some = (each for each in self.formers if (each.bucket, each.soft) == (bucket, soft))
+        return [each.said | times for each in some if each.key.startswith(prefix)]
 
     def allows(self, bucket: str, key: str, wanted: str | None) -> bool:
         """Whether a precondition holds; to be called with the lock held."""
@@ -79,14 +120,43 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _json_api(self, path: str, query: dict[str, str], body: bytes) -> Answer:
         if path.startswith("/upload/") and self.command in ("POST", "PUT"):
             return self._upload(path, query, body)
+        if "/b/" in path and (found := self._former(path, query)) is not None:
+            return found
         if self.command == "POST" and "/rewriteTo/" in path:
             target = path.split("/rewriteTo/b/")[1]
             bucket, _, key = target.partition("/o/")
             return self._guarded(bucket, unquote(key), query.get("ifGenerationMatch"), body)
-        if self.command == "DELETE" and "ifGenerationMatch" in query:
+        if self.command == "DELETE" and "/o/" in path:
             bucket, _, key = path.split("/b/")[1].partition("/o/")
-            return self._guarded(bucket, unquote(key), query["ifGenerationMatch"], body)
+            return self._guarded(bucket, unquote(key), query.get("ifGenerationMatch"), body)
         return self._pass(body)
+
+    def _former(self, path: str, query: dict[str, str]) -> Answer | None:
+        """Answers what is asked of former generations."""
+        bucket, _, key = path.split("/b/")[1].partition("/o")
+        key, server = unquote(key.removeprefix("/")), self.server
+        kept = server.keeps.get(bucket, set())
+        if self.command == "GET" and not key and "true" in (query.get("versions"), query.get("softDeleted")):
+            soft, prefix = query.get("softDeleted") == "true", query.get("prefix", "")
+            now = f"/storage/v1/b/{bucket}/o?prefix={quote(prefix, safe='')}"
+            items = [] if soft else json.loads(server.ask("GET", now)[2]).get("items", [])
+            return 200, _JSON, json.dumps({"items": [*items, *server.listed(bucket, prefix, soft)]}).encode()
+        former = server.former(bucket, key, query.get("generation", ""))
+        if former is None:
+            return None
+        if self.command == "DELETE" and "held" in kept:
+            return 403, _JSON, json.dumps({"error": {"code": 403, "message": "under a retention policy"}}).encode()
+        if self.command == "DELETE":
+            former.soft = True
+            server.formers = [each for each in server.formers if "soft" in kept or each is not former]
+            return 204, {}, b""
+        if query.get("alt") == "media":
+            return (
+                200,
+                {"Content-Type": "application/octet-stream", "x-goog-generation": query["generation"]},
+                former.data,
+            )
+        return 200, _JSON, json.dumps(former.said).encode()
 
     def _upload(self, path: str, query: dict[str, str], body: bytes) -> Answer:
         bucket = path.split("/b/")[1].split("/")[0] if "/b/" in path else ""
@@ -108,7 +178,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _guarded(self, bucket: str, key: str, wanted: str | None, body: bytes) -> Answer:
         with self.server.lock:
-            return self._pass(body) if self.server.allows(bucket, key, wanted) else _failed(xml=False)
+            if not self.server.allows(bucket, key, wanted):
+                return _failed(xml=False)
+            self.server.remember(bucket, key)
+            return self._pass(body)
 
     def _xml_api(self, parts: Any, query: dict[str, str], body: bytes) -> Answer:
         bucket, _, key = (unquote(x) for x in parts.path.lstrip("/").partition("/"))
@@ -123,7 +196,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if "uploadId" in query:
                 self.server.multipart.pop(query["uploadId"], None)
                 return 204, {}, b""
-            status, _, answer = self.server.ask("DELETE", _object_path(bucket, key))
+            with self.server.lock:
+                self.server.remember(bucket, key)
+                status, _, answer = self.server.ask("DELETE", _object_path(bucket, key))
             return (204, {}, b"") if status in (200, 204) else (status, {}, answer)
         if key and self.command in ("PUT", "POST"):
             return self._xml_put(bucket, key, query, body)
@@ -142,6 +217,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 status, _, body = self.server.ask("GET", _object_path(from_bucket, from_key) + "?alt=media")
                 if status != 200:
                     return status, {}, body
+            self.server.remember(bucket, key)
             kind = {"Content-Type": self.headers.get("Content-Type") or "application/octet-stream"}
             path = f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={quote(key, safe='')}"
             status, headers, answer = self.server.ask("POST", path, body, kind)
@@ -193,6 +269,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 _XML = {"Content-Type": "application/xml"}
+_JSON = {"Content-Type": "application/json"}
 
 
 def _xml(root: str, **fields: str) -> bytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from smalti.stores.faults import lake_errors
-from smalti.stores.uris import ATTEMPT_PREFIX, ObjectInfo, file_uri, local_path
+from smalti.stores.uris import ATTEMPT_PREFIX, Generation, ObjectInfo, file_uri, local_path
 
 
 class Files:
@@ -87,6 +87,15 @@ class Files:
 
     def attempts(self, prefix: str) -> Iterator[ObjectInfo]:
         return self._walk(prefix, lambda name: name.startswith(ATTEMPT_PREFIX))
+
+    def generations(self, prefix: str) -> Iterator[Generation]:
+        return iter(())
+
+    def read_generation(self, uri: str, generation: str) -> bytes | None:
+        return None
+
+    def delete_generation(self, uri: str, generation: str) -> bool:
+        return False
 
     def _walk(self, prefix: str, wanted: Callable[[str], bool]) -> Iterator[ObjectInfo]:
         with lake_errors(prefix):

@@ -9,7 +9,7 @@ from typing import IO, Any, cast
 
 from smalti.errors import MissingObject
 from smalti.stores.faults import lake_errors
-from smalti.stores.uris import ObjectInfo
+from smalti.stores.uris import Generation, ObjectInfo
 
 
 class Gcs:
@@ -102,6 +102,39 @@ class Gcs:
     def attempts(self, prefix: str) -> Iterator[ObjectInfo]:
         return iter(())
 
+    def generations(self, prefix: str) -> Iterator[Generation]:
+        bucket, _, name = prefix[len("gs://") :].partition("/")
+        start = name.rstrip("/") + "/" if name else None
+        with lake_errors(prefix):
+            for blob in self.client.list_blobs(bucket, prefix=start, versions=True):
+                if blob.time_deleted is not None:
+                    yield _generation(bucket, blob, soft_deleted=False)
+            for blob in self.client.list_blobs(bucket, prefix=start, soft_deleted=True):
+                yield _generation(bucket, blob, soft_deleted=True)
+
+    def read_generation(self, uri: str, generation: str) -> bytes | None:
+        from google.api_core.exceptions import NotFound
+
+        bucket, _, name = uri[len("gs://") :].partition("/")
+        with lake_errors(uri):
+            try:
+                return bytes(self.client.bucket(bucket).blob(name, generation=int(generation)).download_as_bytes())
+            except NotFound:
+                return None
+
+    def delete_generation(self, uri: str, generation: str) -> bool:
+        from google.api_core.exceptions import Forbidden, NotFound
+
+        bucket, _, name = uri[len("gs://") :].partition("/")
+        with lake_errors(uri):
+            try:
+                self.client.bucket(bucket).blob(name, generation=int(generation)).delete()
+            except NotFound:
+                return True
+            except Forbidden:  # a retention policy, or a hold
+                return False
+        return True
+
     def delete(self, uri: str, generation: str | None = None) -> bool:
         from google.api_core.exceptions import NotFound, PreconditionFailed
 
@@ -141,3 +174,8 @@ class Gcs:
 def _blob_info(bucket: str, blob: Any) -> ObjectInfo:
     written = blob.updated.timestamp() if blob.updated else 0.0
     return ObjectInfo(f"gs://{bucket}/{blob.name}", str(blob.generation), blob.size, blob.crc32c or "", written)
+
+
+def _generation(bucket: str, blob: Any, *, soft_deleted: bool) -> Generation:
+    until = blob.hard_delete_time.timestamp() if soft_deleted and blob.hard_delete_time else 0.0
+    return Generation(f"gs://{bucket}/{blob.name}", str(blob.generation), int(blob.size or 0), soft_deleted, until)

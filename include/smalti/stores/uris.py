@@ -32,6 +32,23 @@ class ObjectInfo:
     written: float = 0.0
 
 
+@dataclass(frozen=True, order=True)
+class Generation:
+    """Bytes that an object no longer has and that the store keeps.
+
+    Attributes:
+        uri, generation, size: of the object that was.
+        soft_deleted: nobody can read or delete it, until `until`; otherwise it is noncurrent, and can be both read and deleted.
+        until: when the store deletes it by itself, seconds since 1970; 0: never.
+    """
+
+    uri: str
+    generation: str
+    size: int
+    soft_deleted: bool
+    until: float = 0.0
+
+
 def join_uri(root: str, *names: str) -> str:
     """Put names below a URI."""
     return "/".join((root.rstrip("/"), *names))

@@ -1,0 +1,190 @@
+"""Removes what objects other than parts and tables say of erased samples: checkpoints, inventories, pages, reports, logs.
+
+An object that holds other things, too, is replaced by one without the samples, if it is still the generation that was read. One that
+is a page, or holds nothing else, is deleted.
+
+| place | what is done |
+|---|---|
+| staging/, progress/: parquet | rows go that name a sample; a checkpoint without rows goes |
+| staging/, progress/, runs/, gc/: json | values that name a sample say `(erased)` |
+| runs/, optouts/rejected/: text, jsonl | lines that name a sample say `(erased)` |
+| progress/**/pilot/, optouts/requests/*/preview.*, optouts/rejected/files/ | the object goes |
+| releases/*/curations/, versions that were given up | the object goes, if no version that counts uses it |
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from smalti import objects
+from smalti.lake import Lake
+from smalti.maintenance.live import References
+from smalti.optouts.needles import Seeker
+from smalti.optouts.scan import Finding, look_into, values_found
+from smalti.release.latest import is_gone
+
+ERASED = "(erased)"
+"""Stands where something named a sample."""
+
+Remedy = Literal["rows", "json", "lines", "object"]
+
+_ALLOWED = re.compile(
+    r"optouts/(requests/[0-9a-f]{16}/(request\.json\.gz|erasing(-\d+)?\.json|removing\.json)|resolved/.*|snapshots/.*|receipts/.*)"
+)
+_REMEDIES: tuple[tuple[str, Remedy], ...] = (
+    (r"(staging|progress)/.*\.parquet", "rows"),
+    (r"(staging|progress|runs|gc)/.*\.json", "json"),
+    (r"progress/.*", "object"),
+    (r"runs/.*\.(log|txt|jsonl)", "lines"),
+    (r"runs/.*", "object"),
+    (r"optouts/rejected/files/.*", "object"),
+    (r"optouts/rejected/.*\.jsonl", "lines"),
+    (r"optouts/requests/[0-9a-f]{16}/preview\..*", "object"),
+)
+TOPS = ("staging", "progress", "runs", "gc", "optouts", "releases")
+"""Where such objects are."""
+
+
+def is_allowed(lake: Lake, uri: str) -> bool:
+    """Whether an object is the ledger's or a receipt: these name what was asked and what was done."""
+    return _ALLOWED.fullmatch(uri.removeprefix(f"{lake.root}/")) is not None
+
+
+@dataclass
+class Removed:
+    """What became of the objects. `left`: what nothing may be done about."""
+
+    objects: Counter[str] = field(default_factory=Counter)
+    rewritten: Counter[str] = field(default_factory=Counter)
+    left: list[Finding] = field(default_factory=list)
+
+    def gone(self, lake: Lake, uri: str) -> None:
+        self.objects[_top(lake, uri)] += 1
+
+    def replaced(self, lake: Lake, uri: str) -> None:
+        self.rewritten[_top(lake, uri)] += 1
+
+
+def _top(lake: Lake, uri: str) -> str:
+    return uri.removeprefix(f"{lake.root}/").split("/")[0]
+
+
+def remove_small(lake: Lake, seeker: Seeker, refs: References) -> Removed:
+    """Take the samples out of every such object. Killed at any line, the next run goes on."""
+    removed = Removed()
+    for uri in small_objects(lake):
+        if not is_allowed(lake, uri):
+            _clean(lake, uri, seeker, refs, removed)
+    for info in objects.list_attempts(lake.root):
+        if look_at_bytes(seeker, info.uri):  # what a killed writer left; one that lives fails, and does it again
+            objects.delete_object(info.uri)
+            removed.gone(lake, info.uri)
+    return removed
+
+
+def small_objects(lake: Lake) -> Iterator[str]:
+    """URIs below everything but parts and tables; of versions, what is beside the streams and the tree."""
+    for top in TOPS:
+        for info in objects.list_objects(f"{lake.root}/{top}"):
+            if "/tree/" not in info.uri and "/streams/" not in info.uri:
+                yield info.uri
+
+
+def look_at_bytes(seeker: Seeker, uri: str) -> list[Finding]:
+    found = objects.read_versioned(uri)
+    return [] if found is None else look_into(seeker, uri, found[0])
+
+
+def _clean(lake: Lake, uri: str, seeker: Seeker, refs: References, removed: Removed) -> None:
+    while True:
+        found = objects.read_versioned(uri)
+        if found is None:
+            return
+        data, generation = found
+        findings = look_into(seeker, uri, data)
+        if not findings:
+            return
+        remedy = remedy_of(lake, uri, refs)
+        if remedy is None or (remedy != "object" and any(seeker.text(uri))):
+            removed.left += findings
+            return
+        after = None if remedy == "object" else _WITHOUT[remedy](data, seeker)
+        if after is None:
+            if objects.delete_object(uri, generation):
+                removed.gone(lake, uri)
+                return
+        elif after == data:
+            removed.left += findings  # what was found is nothing that this can take out
+            return
+        elif objects.swap_bytes(uri, after, generation):
+            removed.replaced(lake, uri)
+            return
+
+
+def remedy_of(lake: Lake, uri: str, refs: References) -> Remedy | None:
+    """What is done about an object that names a sample; None: nothing may be."""
+    path = uri.removeprefix(f"{lake.root}/")
+    for pattern, remedy in _REMEDIES:
+        if re.fullmatch(pattern, path):
+            return remedy
+    steps = path.split("/")
+    if steps[0] == "releases" and len(steps) > 3 and uri not in refs.files:
+        if steps[2] == "curations":
+            return None if refs.pending else "object"
+        kept = {lake.claim(steps[1], steps[2]), lake.release_tombstone(steps[1], steps[2])}
+        if is_gone(lake, steps[1], steps[2]) and uri not in kept:
+            return "object"
+    return None
+
+
+def _rows_without(data: bytes, seeker: Seeker) -> bytes | None:
+    """A parquet file without the rows that name a sample; None: none is left."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(io.BytesIO(data))
+    table = file.read()
+    kept = [not _names(seeker, row) for row in table.to_pylist()]
+    left = table.filter(pa.array(kept, pa.bool_()))
+    if not left.num_rows and "id" in table.schema.names:
+        return None  # a checkpoint: nobody misses one without rows
+    out = io.BytesIO()
+    pq.write_table(left.combine_chunks(), out, compression="zstd")
+    return out.getvalue()
+
+
+def _names(seeker: Seeker, row: dict[str, Any]) -> bool:
+    return bool(values_found(seeker, list(row.values())))
+
+
+def _json_without(data: bytes, seeker: Seeker) -> bytes | None:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return _lines_without(data, seeker)
+    return (json.dumps(_plain(seeker, value), indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _plain(seeker: Seeker, value: Any) -> Any:
+    if isinstance(value, str):
+        return ERASED if values_found(seeker, value) else value
+    if isinstance(value, dict):
+        return {_plain(seeker, name): _plain(seeker, each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(seeker, each) for each in value]
+    return value
+
+
+def _lines_without(data: bytes, seeker: Seeker) -> bytes | None:
+    lines = data.decode("utf-8", "surrogateescape").splitlines(keepends=True)
+    kept = [f"{ERASED}\n" if values_found(seeker, line.rstrip("\n")) else line for line in lines]
+    return "".join(kept).encode("utf-8", "surrogateescape")
+
+
+_WITHOUT = {"rows": _rows_without, "json": _json_without, "lines": _lines_without}

@@ -1,0 +1,117 @@
+"""Takes down what a removal looks for, from the old parts and the tables while they are there."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
+import pyarrow as pa
+
+from smalti import objects
+from smalti.compute import map_tasks
+from smalti.errors import MissingObject
+from smalti.lake import Lake
+from smalti.optouts.erasing import Erasing
+from smalti.optouts.ledger import state
+from smalti.optouts.ledger_rows import read_matched
+from smalti.optouts.needles import Needle, Removing, keep_removing, needle_of, read_removing
+from smalti.optouts.places import Places
+from smalti.optouts.remove_tables import rows_of_ids
+from smalti.optouts.request import Request
+from smalti.optouts.tables import match_tables
+from smalti.shards import mds
+from smalti.table.store import lance_errors, open_table, read_images, sql_text
+
+_AT_ONCE = 64
+"""Pictures of a task."""
+
+Kind = Literal["source", "stored"]
+_Task = tuple[Kind, tuple[str, ...], tuple[bytes, ...]]
+"""Pictures, and the sha256 of the file that each was delivered as."""
+
+
+def take_down(lake: Lake, request: Request, erasing: Erasing) -> Removing:
+    """What the removal of a request looks for: what was taken down before, and what is held now. It is in the lake when this returns."""
+    from smalti.optouts.matched import MATCHED
+
+    before = read_removing(lake, request.id)
+    matched = read_matched(lake, state(lake).matched, [request.id])
+    places = Places.of(matched)
+    rows = match_tables(lake, [request], MATCHED.empty_table() if matched is None else matched)
+    ids = places.ids.union(rows["id"].to_pylist(), erasing.ids, before.ids if before else ())
+    # What an id shows that was delivered again (a stand-in, perhaps) is no picture that was asked for: see Places
+    shown = {row["sha256"] for row in rows.select(["id", "sha256"]).to_pylist() if row["id"] not in places.ids}
+    wanted = places.pictures | shown
+    parts = {part for part in matched["part"].to_pylist() if part} if matched is not None else set()
+    delivered: set[str] = set()
+    tasks = itertools.chain(_delivered(lake, sorted(ids), delivered), _stored(lake, matched))
+    pictures: dict[str, Needle] = {}
+    spared: set[str] = set()
+    for sources, made in map_tasks(_needles, tasks):
+        for source, needle in zip(sources, made, strict=True):
+            if source in wanted:
+                pictures[needle.sha256] = needle
+            else:
+                spared |= {needle.sha256, needle.pixels} - {""}
+    now = Removing(
+        request=request.id,
+        begun=datetime.now(UTC),
+        ids=tuple(sorted(ids)),
+        places=tuple(sorted(delivered)),
+        parts=tuple(sorted(parts.union(erasing.parts))),
+        pictures=tuple(pictures[sha256] for sha256 in sorted(pictures)),
+        spared=tuple(sorted(spared.difference(pictures, (each.pixels for each in pictures.values())))),
+    )
+    return keep_removing(lake, now)
+
+
+def _needles(task: _Task) -> tuple[tuple[str, ...], list[Needle]]:
+    kind, sources, pictures = task
+    return sources, [needle_of(data, kind) for data in pictures]
+
+
+def _delivered(lake: Lake, ids: Sequence[str], places: set[str]) -> Iterator[_Task]:
+    """The pictures as tables hold them.
+
+    Args:
+        places: gains digests of the URIs that they were delivered from, and nothing else was.
+    """
+    for name in objects.list_names(lake.tables()):
+        uri = f"{lake.tables()}/{name}"
+        table = open_table(uri) if name.endswith(".lance") else None
+        if table is None:
+            continue
+        with lance_errors(uri):
+            rows = rows_of_ids(table, ids, ["id", "sha256", "uri"])
+        mine = {row["id"] for row in rows}
+        for place in {row["uri"] for row in rows if row["uri"]}:
+            with lance_errors(uri):
+                others = table.scanner(columns=["id"], filter=f"uri = {sql_text(place)}").to_table()["id"].to_pylist()
+            if mine.issuperset(others):
+                places.add(hashlib.sha256(place.encode()).hexdigest())
+        addresses = list({row["sha256"]: row["_rowid"] for row in rows}.items())
+        for start in range(0, len(addresses), _AT_ONCE):
+            some = addresses[start : start + _AT_ONCE]
+            pictures = tuple(read_images(uri, table.version, [address for _, address in some]))
+            yield "source", tuple(sha256 for sha256, _ in some), pictures
+
+
+def _stored(lake: Lake, matched: pa.Table | None) -> Iterator[_Task]:
+    """The pictures as shards hold them that are still there."""
+    places: dict[str, dict[int, str]] = {}
+    for row in () if matched is None else matched.select(["shard", "index", "sha256"]).to_pylist():
+        if row["shard"] is not None:
+            places.setdefault(row["shard"], {})[row["index"]] = row["sha256"]
+    for shard, indices in sorted(places.items()):
+        try:
+            columns, samples = mds.read_shard(objects.read_bytes(f"{lake.parts_root()}/{shard}"), shard)
+        except MissingObject:
+            continue
+        found = [
+            (sha256, mds.decode_sample(columns, samples[at], shard)["image"]) for at, sha256 in sorted(indices.items())
+        ]
+        pictures = [(sha256, image) for sha256, image in found if isinstance(image, bytes)]
+        yield "stored", tuple(sha256 for sha256, _ in pictures), tuple(image for _, image in pictures)
