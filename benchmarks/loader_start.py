@@ -214,7 +214,7 @@ def start(kind: str, folder: Path) -> dict[str, float]:
             looked.append(time.perf_counter() - before)
             return fault
 
-        patch.setattr("smalti.loader.dataset.fault_of_shards", timed)
+        patch.setattr("smalti.loader.plan.fault_of_shards", timed)
         manifest = f"{folder}/lake/releases/large/v1/manifest.json"
         dataset = ReleaseDataset(manifest, local=str(folder / "cache"), **options)
     else:

@@ -192,7 +192,10 @@ def pull(
     tiers: Annotated[str, typer.Option(help="for instance 512,1024; default: all")] = "",
     materialize: Annotated[bool, typer.Option(help="write bucket trees without the skipped samples instead")] = False,
     recheck: Annotated[bool, typer.Option(help="hash what is here again, whatever its size and time say")] = False,
-    refresh_optouts: Annotated[bool, typer.Option(help="bring nothing but the opt-outs that are known by now")] = False,
+    refresh_optouts: Annotated[
+        bool,
+        typer.Option(help="bring nothing but the opt-outs that are known by now, and which versions were given up"),
+    ] = False,
     positions: Annotated[str, typer.Option(help="older opt-out positions to bring, that checkpoints name: 3,5")] = "",
     as_json: Json = False,
 ) -> None:

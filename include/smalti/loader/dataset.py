@@ -5,7 +5,8 @@ against its sha256 before it appears under its name. Shuffle, partition, mixing 
 that the order is that of a tree from which the skipped samples were removed.
 
 Opt-outs that are younger than the release. A run that starts leaves them out like everything that is skipped. A run
-that resumes keeps the order of its checkpoint, and exchanges what was opted out since (smalti.loader.substitutes).
+that resumes keeps the order of its checkpoint, and exchanges what was opted out since (smalti.loader.substitutes). A checkpoint of a
+version that was succeeded, because samples of it were erased, goes on in its successor (smalti.loader.successors).
 
 Where bytes lie. Below `local` the layout is that of the lake and of a pulled directory, `parts/<source>/<part>/...`, so
 that versions of a dataset share what they have in common, and a directory that `smalti pull` filled can be `local` too.
@@ -81,8 +82,9 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         **streaming: StreamingDataset's arguments (shuffle, batching_method, num_canonical_nodes, cache_limit, ...).
     Attributes:
         optouts: position of the opt-outs that are left out; after a resume, the checkpoint's.
+        manifest: what is served; after a resume with a successor, the checkpoint's.
     Raises:
-        InputError: an argument does not fit the release, opt-outs are not known well enough, or ranks cannot agree on them.
+        InputError: an argument does not fit the release, it was succeeded, opt-outs are not known well enough, or ranks cannot agree on them.
         MissingObject: manifest, index, skip file, snapshot or (in place) shard is not there.
         CorruptError: one of them is not what the manifest promises.
     """
@@ -134,7 +136,6 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
 
     @property
     def manifest(self) -> Manifest:
-        """Of the release that is served; after a resume, of the checkpoint's."""
         return self._source.manifest
 
     def _together(self, make: Callable[[], Plan | None]) -> Plan | None:
@@ -146,11 +147,13 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
 
         def prepare() -> tuple[dict[str, str], bytes]:
             made.append(plan := make())
+            source, position = (plan.source, plan.position) if plan else (self._source, self.optouts)
+            told = {"position of opt-outs": str(position), "release of a checkpoint": source.where}
             if plan is None:
-                return {"position of opt-outs": str(self.optouts)}, b""
-            wanted = self._opened.wanted
+                return told, b""
+            wanted = source.wanted
             asked = {"batch_size": wanted.batch_size} | {name: wanted.streaming.get(name) for name in _ORDER}
-            return {name: repr(value) for name, value in asked.items()} | plan.said(), plan.to_fetch()
+            return told | {name: repr(value) for name, value in asked.items()} | plan.said(), plan.to_fetch()
 
         told = together(prepare)
         plan = made[0]

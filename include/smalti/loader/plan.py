@@ -138,13 +138,11 @@ class Plan:
         return cls(source, position, selection, made, gone, instead, in_some_shards(streams), report)
 
     def said(self) -> dict[str, str]:
-        """What must be the same on every rank, besides arguments, so that they serve parts of one order."""
+        """What must be the same on every rank, besides arguments, release and position, so that they serve parts of one order."""
         kept = [[stream.name, stream.kept] for stream in self.streams]
         exchanged = sha256(self.gone.tobytes() + self.instead.tobytes())
         files = [reader.raw_data for stream in self.streams for reader in stream.open()] if self.source.by else []
         return {
-            "position of opt-outs": str(self.position),
-            "release of a checkpoint": self.source.where,
             "choice of streams": self.selection,
             "captions": repr(self.source.captions.shares),
             "set of samples": sha256(canonical_json([kept, exchanged]))[:16],

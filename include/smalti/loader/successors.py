@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from smalti.errors import CorruptError, InputError, MissingObject
+from smalti.errors import CorruptError, InputError, LakeError, MissingObject
 from smalti.loader.skips import ServedShard, Stored
 from smalti.release.manifest import Manifest, StreamEntry, beside, read_manifest, read_stream_index
 from smalti.release.optouts import check_of, lake_of
-from smalti.release.tombstones import read_tombstone, successor_of
+from smalti.release.tombstones import COLLECTED, read_tombstone, successor_of
 from smalti.shards.erasures import Erasures, Moved
 
 log = logging.getLogger("smalti")
@@ -31,18 +31,26 @@ _RESTORE = "Restore it; a pulled copy: run `smalti pull MANIFEST DIR` again, wit
 def check_not_succeeded(uri: str, manifest: Manifest) -> None:
     """Whether a run may start with this release. One request if it may; for one rank.
 
+    What maintenance collects may be read until its objects are gone: runs that were begun with it have that long, and it is only said.
     A copy knows of tombstones what `smalti pull` brought. One whose shards hold erased samples is refused like the lake's. If opt-outs are
-    all that the successor brought, the copy has its very shards, and leaves out the same samples: then it is only said.
+    all that the successor brought, the copy has its very shards, and leaves out the same samples: then, too, it is only said.
 
     Raises:
-        InputError: the version was given up.
+        InputError: the version was given up because of opt-outs.
     """
     lake = lake_of(uri)
-    found = read_tombstone(lake, manifest.dataset, manifest.version)
+    try:
+        found = read_tombstone(lake, manifest.dataset, manifest.version)
+    except LakeError as error:  # GCS says `forbidden` of what is not there to who may read objects and not list them
+        log.warning("%s: it was not looked up whether the version was given up: %s", uri, error.what)
+        return
     if found is None:
         return
     what = f"{manifest.dataset} {manifest.version} was given up ({found.why})"
     by = successor_of(lake, manifest.dataset, manifest.version)
+    if found.why == COLLECTED and by is None:
+        log.warning("%s: %s, and goes when the grace of maintenance is over: go on with another version", uri, what)
+        return
     if check_of(uri) is None:
         if by is None:
             raise InputError(f"{what}, and no version succeeds it", uri, "Use another version")
