@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smalti.optouts.keys import KeyKind, key_of, normalise
-from smalti.optouts.urls import Prefixes, below, spelled_hosts, spelled_urls
+from smalti.optouts.urls import Prefixes, Tails, below, spelled_hosts, spelled_urls
 
 PIECES = ["https://", "HTTP://", "ftp://", "a.org", "A.org", "b.a.org", ":443", ":80", "/", "//", "/.", "/..", "me", "%41", "%2F", "%2f",
           "?", "x=1", "&", "#", "ü", " ", "'", "%", "*", "\\", "a.org.", "..", "-", "_", "\t", "@", "user@", "~", "+", ";"]  # fmt: skip
@@ -32,6 +32,22 @@ def test_a_column_is_spelled_as_its_texts_are(texts: list[str]) -> None:
         (KeyKind.DOMAIN, spelled_hosts(pl.Series(texts, dtype=pl.String)).rename({"host": "value"})),
     ):
         assert dict(found.iter_rows()) == {each: one_by_one(kind, each) for each in texts}
+
+
+@given(st.lists(TEXTS, max_size=20), st.sampled_from(["", " ", "\x1f", "#x", "?", "? ", "\u2003"]))
+def test_no_url_that_is_a_key_is_passed_over(texts: list[str], end: str) -> None:
+    texts = [*texts, *(f"{each}{end}" for each in texts)]
+    spelled = {each: one_by_one(KeyKind.URL, each) for each in texts}
+    keys = {each for each in spelled.values() if _is_url(each)}
+    for some in (keys, *({key} for key in sorted(keys)[:4])):
+        frame = pl.DataFrame({"url": texts}, schema={"url": pl.String}).filter(Tails.of(some).may_be("url"))
+        assert {text for text in texts if spelled[text] in some} <= set(frame["url"])
+
+
+def test_most_other_urls_are_passed_over() -> None:
+    frame = pl.DataFrame({"url": [f"https://a.org/{n:09d}.jpg" for n in range(1000)]})
+    found = frame.filter(Tails.of([f"https://a.org/{7:09d}.jpg", "https://a.org/b/c.html"]).may_be("url"))
+    assert found["url"].to_list() == ["https://a.org/000000007.jpg"]
 
 
 def in_column(urls: list[str], prefixes: list[str]) -> set[tuple[str, str]]:

@@ -15,7 +15,7 @@ from smalti.curation.near import Ints
 from smalti.curation.readers import Rows
 from smalti.optouts.keys import KeyKind
 from smalti.optouts.request import Request
-from smalti.optouts.urls import Prefixes, below, host_of, spelled_hosts, spelled_urls
+from smalti.optouts.urls import Prefixes, Tails, below, host_of, spelled_hosts, spelled_urls
 from smalti.shards.samples import KEYS
 
 Outcome = TypeVar("Outcome")
@@ -135,6 +135,15 @@ class Direct:
         hosts = pl.Series(sorted({host_of(value) for value in values}), dtype=pl.String)
         return urls, prefixes, Prefixes(tuple(prefixes["value"].unique().sort())), hosts
 
+    @cached_property
+    def _may_be(self) -> tuple[Tails, Any]:
+        """Ends of the keys by URL, and hosts of those by prefix: other URLs need not be spelled."""
+        import polars as pl
+
+        urls, prefixes = self._urls[:2]
+        hosts = {host_of(value) for value in prefixes["value"].unique()}
+        return Tails.of(urls["value"].unique()), pl.Series(sorted(hosts), dtype=pl.String)
+
     def _look(self, reader: Rows, part: int, start: int, first: int) -> Any:
         """Of one chunk."""
         import polars as pl
@@ -187,7 +196,9 @@ class Direct:
         if not some.height:
             return
         some = some.join(hosts, on="host", how="left").select("row", host="spelled").sort("row")
-        some = spelled_urls(some.with_columns(url=more("url", some["row"])["value"]).drop_nulls("url"))
+        some = some.with_columns(url=more("url", some["row"])["value"]).drop_nulls("url")
+        tails, cut = self._may_be
+        some = spelled_urls(some.filter(tails.may_be("url") | pl.col("host").is_in(cut.implode()).fill_null(True)))
         yield _hits(some.select("row", value="spelled"), urls, urls["value"])
         yield _hits(cuts.find(some), prefixes)
 

@@ -73,6 +73,51 @@ def below(hosts: Any, domains: Any) -> Any:
     return pl.concat(found) if found else frame
 
 
+_WHITE = "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
+"""What `str.strip` takes away."""
+
+_TAIL = 8
+"""Characters at the end of a URL by which most others are told apart from a key."""
+
+
+@dataclass(frozen=True)
+class Tails:
+    """Which URLs, as sources write them, may be one of some keys: it is cheaper to ask than to spell them.
+
+    A path and a query are spelled as they are written, but for a fragment, white space and a bare `?` at the end; and no path is `/`.
+
+    Attributes:
+        values: the ends of the keys, by how long they are.
+        bare: whether a key has the path `/`.
+    """
+
+    values: tuple[tuple[int, Any], ...]
+    bare: bool
+
+    @classmethod
+    def of(cls, keys: Iterable[str]) -> Tails:
+        by_length: dict[int, set[str]] = {}
+        bare = False
+        for key in keys:
+            path = key[key.find("/", key.find("://") + 3) :]
+            bare |= path[1:2] in ("", "?")
+            length = min(_TAIL, len(path))
+            by_length.setdefault(length, set()).add(path[-length:])
+        return cls(tuple((length, _texts(some)) for length, some in sorted(by_length.items())), bare)
+
+    def may_be(self, column: str) -> Any:
+        """A polars expression over a column of URLs."""
+        import polars as pl
+
+        url = pl.col(column).str.strip_chars_end(_WHITE)
+        found = url.str.ends_with("?") | url.str.contains("#", literal=True)
+        for length, values in self.values:
+            found |= url.str.tail(length).is_in(values.implode())
+        if self.bare:
+            found |= url.str.count_matches("/", literal=True) <= 2
+        return found
+
+
 @dataclass(frozen=True)
 class Prefixes:
     """Keys of kind prefix, grouped by where they cut a URL.

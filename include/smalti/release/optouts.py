@@ -11,6 +11,7 @@ not know cannot be seen in it, so its age is what tells whether it may still be 
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from datetime import UTC, datetime, timedelta
@@ -55,7 +56,7 @@ class OptoutSnapshot(Model):
     @classmethod
     def _ascending(cls, shards: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         for basename, indices in shards.items():
-            if not indices or indices[0] < 0 or list(indices) != sorted(set(indices)):
+            if not indices or indices[0] < 0 or any(map(operator.ge, indices, indices[1:])):
                 raise ValueError(f"the indices of {basename} are not ascending, or there are none")
         return shards
 
