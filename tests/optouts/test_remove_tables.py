@@ -13,7 +13,7 @@ from typing import Any
 import lance  # noqa: TID253
 import pyarrow as pa
 import pytest
-from lance.commit import CommitConflictError
+from lance.commit import CommitConflictError  # noqa: TID253
 from lance.file import LanceFileReader  # noqa: TID253
 from lance.fragment import write_fragments  # noqa: TID253
 

@@ -48,7 +48,9 @@ class Front(http.server.ThreadingHTTPServer):
         self.multipart: dict[str, dict[int, bytes]] = {}
         self.resumable: dict[str, tuple[str, str, str]] = {}
         self.requests = 0
-        self.keeps: dict[str, set[str]] = {}  # bucket -> "noncurrent", "soft", "held": noncurrent ones may not be deleted
+        self.keeps: dict[
+            str, set[str]
+        ] = {}  # bucket -> "noncurrent", "soft", "held": noncurrent ones may not be deleted
         self.formers: list[Former] = []
 
     def ask(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
@@ -82,7 +84,9 @@ class Front(http.server.ThreadingHTTPServer):
     def listed(self, bucket: str, prefix: str, soft: bool) -> list[dict[str, Any]]:
         """What a listing says of former generations."""
         when = "2026-01-01T00:00:00.000Z"
-        times = {"softDeleteTime": when, "hardDeleteTime": "2026-01-08T00:00:00.000Z"} if soft else {"timeDeleted": when}
+        times = (
+            {"softDeleteTime": when, "hardDeleteTime": "2026-01-08T00:00:00.000Z"} if soft else {"timeDeleted": when}
+        )
         some = (each for each in self.formers if (each.bucket, each.soft) == (bucket, soft))
         return [each.said | times for each in some if each.key.startswith(prefix)]
 
@@ -147,7 +151,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             server.formers = [each for each in server.formers if "soft" in kept or each is not former]
             return 204, {}, b""
         if query.get("alt") == "media":
-            return 200, {"Content-Type": "application/octet-stream", "x-goog-generation": query["generation"]}, former.data
+            return (
+                200,
+                {"Content-Type": "application/octet-stream", "x-goog-generation": query["generation"]},
+                former.data,
+            )
         return 200, _JSON, json.dumps(former.said).encode()
 
     def _upload(self, path: str, query: dict[str, str], body: bytes) -> Answer:
