@@ -146,6 +146,21 @@ def apply_(
     print_data(_filled(said), as_json)
 
 
+@optout.command("erase")
+def erase_(
+    request: Annotated[str, typer.Argument(help="id of a request to erase that was applied")],
+    lake: LakeUri = "",
+    as_json: Json = False,
+) -> None:
+    """Erase what REQUEST names of every part and every live version. The old ones stay for the grace: see `smalti optout remove`."""
+    from smalti.optouts.erase import erase
+    from smalti.settings import OptoutRun
+
+    place = lake_at(lake)
+    done = erase(place, OptoutRun(request=_standing(place, request).id))
+    print_data(_filled(done.model_dump(mode="json", exclude={"stage", "seconds"})), as_json)
+
+
 @optout.command("withdraw")
 def withdraw(
     request: Annotated[str, typer.Argument(help="id of a request that excludes or erases")],

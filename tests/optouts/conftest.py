@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from smalti.lake import Lake
+from smalti.settings import SourceRun
 from smalti.shards.stage import shard
 from tests.maintenance.conftest import release
 from tests.support.pictures import Row, picture, release_run, source_run, stored, write_table
@@ -41,3 +42,38 @@ def released(published: Path, tmp_path: Path) -> Lake:
     """A copy of it."""
     shutil.copytree(published, tmp_path / "released")
     return Lake.at(str(tmp_path / "released"))
+
+
+RELEASE = release_run("demo:main", "other:extra")
+DEMO = source_run("demo", shard_bytes=300_000)
+OTHER = source_run("other", extra_captions=("source",), shard_bytes=300_000)
+
+
+def deliver_run(lake: Lake, run: SourceRun, rows: list[Row]) -> None:
+    """A committed part with as many samples a shard as the run says."""
+    write_table(lake, run, rows)
+    shard(lake, run)
+
+
+@pytest.fixture(scope="session")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`demo`: shards 0-3, 4-7 and 8-9 of b1, which could not decode a row, and 10-11 of b2; `other`: a copy of 1, with an extra caption."""
+    folder = tmp_path_factory.mktemp("sharded") / "lake"
+    lake = Lake.at(str(folder))
+    rows = [Row(f"{n}.jpg", stored(picture(n)), caption=f"picture {n}") for n in range(10)]
+    deliver_run(lake, DEMO, [*rows, Row("broken.jpg", stored(picture(22))[:3000], size=(520, 520))])
+    late = [Row(f"{n}.jpg", stored(picture(n)), label="text" if n == 11 else "visual") for n in (10, 11)]
+    deliver_run(lake, DEMO.model_copy(update={"batch": "b2"}), late)
+    copies = [
+        Row("copy.jpg", stored(picture(1, 500, 500)), source_caption="a copy"),
+        Row("own.jpg", stored(picture(30, 520, 520)), source_caption=None),
+    ]
+    deliver_run(lake, OTHER, copies)
+    return folder
+
+
+@pytest.fixture
+def erasable(sharded: Path, tmp_path: Path) -> Lake:
+    """A copy of it."""
+    shutil.copytree(sharded, tmp_path / "erasable")
+    return Lake.at(str(tmp_path / "erasable"))

@@ -14,6 +14,7 @@ from smalti.errors import CorruptError
 from smalti.lake import Lake
 from smalti.maintenance import copying
 from smalti.maintenance.copying import Erasure
+from smalti.maintenance.garbage import gc
 from smalti.maintenance.merge import merge
 from smalti.maintenance.rewrite import rewrite
 from smalti.optouts import erase_parts as module
@@ -30,35 +31,10 @@ from smalti.shards.replacements import Step, append_step, read_log
 from smalti.shards.samples import decode_samples, extra_columns
 from smalti.shards.stage import shard
 from tests.maintenance.conftest import APPLY, content, release, until_done
+from tests.optouts.conftest import DEMO, RELEASE, deliver_run
 from tests.optouts.lakes import ask, match, take_back
 from tests.release.test_verify import kept_ids
-from tests.support.pictures import Row, picture, release_run, source_run, stored, write_table
-
-RUN = release_run("demo:main", "other:extra")
-DEMO = source_run("demo", shard_bytes=300_000)
-OTHER = source_run("other", extra_captions=("source",), shard_bytes=300_000)
-
-
-def deliver(lake: Lake, run: Any, rows: list[Row]) -> None:
-    write_table(lake, run, rows)
-    shard(lake, run)
-
-
-@pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`demo`: shards 0-3, 4-7 and 8-9 of b1, which could not decode a row, and 10-11 of b2; `other`: a copy of 1, with an extra caption."""
-    folder = tmp_path_factory.mktemp("sharded") / "lake"
-    lake = Lake.at(str(folder))
-    rows = [Row(f"{n}.jpg", stored(picture(n)), caption=f"picture {n}") for n in range(10)]
-    deliver(lake, DEMO, [*rows, Row("broken.jpg", stored(picture(22))[:3000], size=(520, 520))])
-    late = [Row(f"{n}.jpg", stored(picture(n)), label="text" if n == 11 else "visual") for n in (10, 11)]
-    deliver(lake, DEMO.model_copy(update={"batch": "b2"}), late)
-    copies = [
-        Row("copy.jpg", stored(picture(1, 500, 500)), source_caption="a copy"),
-        Row("own.jpg", stored(picture(30, 520, 520)), source_caption=None),
-    ]
-    deliver(lake, OTHER, copies)
-    return folder
+from tests.support.pictures import Row, picture, stored
 
 
 @pytest.fixture(autouse=True)
@@ -68,9 +44,8 @@ def without_loader(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def lake(sharded: Path, tmp_path: Path) -> Lake:
-    shutil.copytree(sharded, tmp_path / "lake")
-    return Lake.at(str(tmp_path / "lake"))
+def lake(erasable: Lake) -> Lake:
+    return erasable
 
 
 def asked(lake: Lake, *ids: str, action: Action = Action.ERASE) -> str:
@@ -225,7 +200,7 @@ def test_of_a_part_of_which_nothing_is_left_there_is_none(lake: Lake) -> None:
 
 def test_a_part_out_of_sight_is_erased_and_the_new_one_is_out_of_sight(lake: Lake) -> None:
     """A live release uses it."""
-    manifest = release(lake, RUN)
+    manifest = release(lake, RELEASE)
     old = {part.name for part in committed_parts(lake, "demo")}
     assert len(merge(lake, APPLY).merged) == 1
     [merged] = committed_parts(lake, "demo")
@@ -241,19 +216,24 @@ def test_a_part_out_of_sight_is_erased_and_the_new_one_is_out_of_sight(lake: Lak
     assert {log.holder(name) for name in (*old, merged.name)} == {new.name}
     hidden = {done.parts[f"demo/{name}"].partition("/")[2] for name in old}
     assert {log.hidden[name].why for name in hidden} == {"merged"}
-    assert hidden <= {part.name for part in committed_parts(lake, "demo", hidden=True)}
+    for _ in range(2):
+        gc(lake, APPLY.model_copy(update={"grace_days": 0.0}))
+    left = {part.name for part in committed_parts(lake, "demo", hidden=True)}
+    assert left == hidden | old | {new.name}, (
+        "the merged part was nobody's; the successor of the release needs the others"
+    )
 
 
 def test_new_parts_are_released_rewritten_and_merged_like_others(lake: Lake) -> None:
     asked(lake, *demo(1, 4, 5, 6, 7))
     erased(lake)
-    made = release(lake, RUN)
+    made = release(lake, RELEASE)
     assert verify_manifest(lake.manifest("set", made.version)).faults == ()
     assert made.accounting.skipped == {"text": 1}
     assert len(rewrite(lake, APPLY).rewritten) == 1
     assert len(merge(lake, APPLY).merged) == 1
     [merged] = committed_parts(lake, "demo")
-    again = release(lake, RUN)
+    again = release(lake, RELEASE)
     assert verify_manifest(lake.manifest("set", again.version)).faults == ()
     assert {rows["id"] for rows in rows_of(lake, merged)} == {*demo(0, 2, 3, 8, 9, 10)}
     assert (merged.accounting.rows_in, merged.accounting.dropped) == (12, {"optout": 5, "text": 1})
@@ -320,7 +300,7 @@ def merging(lake: Lake) -> None:
 def sharding(lake: Lake) -> None:
     """A batch that has another file of a picture that is to be erased."""
     rows = [Row("again.jpg", stored(picture(1, 600, 600))), Row("new.jpg", stored(picture(50)))]
-    deliver(lake, DEMO.model_copy(update={"batch": "b3"}), rows)
+    deliver_run(lake, DEMO.model_copy(update={"batch": "b3"}), rows)
 
 
 def more(lake: Lake) -> None:
@@ -375,10 +355,8 @@ def test_a_part_that_is_collected_meanwhile_needs_nothing(lake: Lake, monkeypatc
 
 def test_what_a_part_does_not_have_is_not_erased_of_it(lake: Lake) -> None:
     part = committed_parts(lake, "demo")[0]
-    for shards in (
-        {f"demo/{part.name}/512/1.000/shard.00000.mds": (4,)},
-        {f"demo/{part.name}/512/1.000/shard.00009.mds": (0,)},
-    ):
+    for name, index in (("shard.00000.mds", 4), ("shard.00009.mds", 0)):
+        shards: dict[str, tuple[int, ...]] = {f"demo/{part.name}/512/1.000/{name}": (index,)}
         with pytest.raises(CorruptError, match="names samples that the part does not have"):
             plan_erasure(lake, part, Erasure(shards, (), frozenset()))
 

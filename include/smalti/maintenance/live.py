@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +11,7 @@ from smalti.lake import Lake
 from smalti.release.assemble import claimed_versions
 from smalti.release.latest import gone_versions, live_versions
 from smalti.release.manifest import Manifest, beside, read_manifest, skip_file_uri
+from smalti.shards.erasures import Erasures
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,16 @@ class References:
         releases: every version that was not given up and has no tombstone, published or not; by dataset, live ones first, the
             newest first.
         pending: versions that are claimed and have no manifest: what they will use is not known.
+        erased: (source, name) of parts that hold what erasures left of a part in `releases`: successors are about to use them.
     """
 
     releases: tuple[Release, ...]
     pending: tuple[str, ...]
+    erased: frozenset[tuple[str, str]] = frozenset()
 
     @cached_property
     def parts(self) -> frozenset[tuple[str, str]]:
-        return frozenset(part for release in self.releases for part in release.parts)
+        return self.erased.union(*(release.parts for release in self.releases))
 
     @cached_property
     def files(self) -> frozenset[str]:
@@ -88,4 +91,11 @@ def references(lake: Lake, *, keep: int | None = None, without: Collection[tuple
                 releases.append(Release(uri, read_manifest(uri), version in live))
             elif objects.exists(lake.claim(dataset, version)):
                 pending.append(lake.release(dataset, version))
-    return References(tuple(releases), tuple(pending))
+    return References(tuple(releases), tuple(pending), _erased(lake, releases))
+
+
+def _erased(lake: Lake, releases: Sequence[Release]) -> frozenset[tuple[str, str]]:
+    used = {part for release in releases for part in release.parts}
+    erasures = Erasures.read(lake, {source for source, _ in used})
+    moved = (erasures.part(f"{source}/{name}").partition("/") for source, name in used)
+    return frozenset((source, name) for source, _, name in moved if name) - used

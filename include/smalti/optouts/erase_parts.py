@@ -13,7 +13,7 @@ Killed at any line, the next run goes on with the same names and bytes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,11 +23,14 @@ from smalti import objects
 from smalti.errors import CorruptError, MissingObject
 from smalti.lake import Lake
 from smalti.maintenance.copying import CopyPlan, Erasure, samples_of, step_of, write
+from smalti.optouts.keys import KeyKind
 from smalti.optouts.ledger import all_parts, settle, state
 from smalti.optouts.ledger_rows import read_matched
+from smalti.optouts.matched import MATCHED
 from smalti.optouts.reach import Matcher, read_requests
 from smalti.optouts.request import Action
 from smalti.optouts.resolution import Ledger
+from smalti.optouts.tables import match_tables
 from smalti.reasons import SkipReason
 from smalti.release.collect import shard_starts
 from smalti.shards.part import Part
@@ -80,10 +83,10 @@ def erase_parts(lake: Lake, *, match: Matcher | None = None) -> Erased:
     Raises:
         CorruptError: a part is not what it was, or the ledger names what it does not have.
     """
-    done = Erased()
+    done, tables = Erased(), Tables(lake)
     while True:
         done.position = settle(lake, match=match)
-        left = left_over(lake)
+        left = left_over(lake, tables=tables)
         if not left:
             return done
         for part, erasure in left:
@@ -98,8 +101,13 @@ def erase_parts(lake: Lake, *, match: Matcher | None = None) -> Erased:
                 done.samples += sum(map(len, erasure.shards.values()))
 
 
-def left_over(lake: Lake, ledger: Ledger | None = None) -> list[tuple[Part, Erasure]]:
-    """Parts that count and hold what is to be erased, as far as the ledger has compared them; by name."""
+def left_over(lake: Lake, ledger: Ledger | None = None, *, tables: Tables | None = None) -> list[tuple[Part, Erasure]]:
+    """Parts that count and hold what is to be erased, as far as the ledger has compared them; by name.
+
+    Args:
+        ledger: as it is now, if the caller has it.
+        tables: what was looked up already.
+    """
     ledger = ledger or state(lake)
     requests = erasing_requests(lake, ledger)
     if not requests:
@@ -108,7 +116,7 @@ def left_over(lake: Lake, ledger: Ledger | None = None) -> list[tuple[Part, Eras
         f"{source}/{name}" for source in objects.list_names(lake.parts_root()) for name in read_log(lake, source).erased
     }
     parts = all_parts(lake, without=old)
-    targets = targets_of(lake, ledger, requests, parts.values())
+    targets = targets_of(ledger, requests, parts.values(), tables or Tables(lake))
     found = ((part, targets.of(part)) for _, part in sorted(parts.items()))
     return [(part, erasure) for part, erasure in found if erasure is not None]
 
@@ -118,9 +126,8 @@ def erasing_requests(lake: Lake, ledger: Ledger) -> list[str]:
     return sorted(each.id for each in read_requests(lake, ledger.in_force) if each.action == Action.ERASE)
 
 
-def targets_of(lake: Lake, ledger: Ledger, requests: Iterable[str], parts: Iterable[Part]) -> Targets:
+def targets_of(ledger: Ledger, requests: Sequence[str], parts: Iterable[Part], tables: Tables) -> Targets:
     """What these requests have matched. parts: whose rows that could not be decoded are looked for in the tables."""
-    requests = list(requests)
     shards: dict[str, dict[str, frozenset[int]]] = {}
     for request in requests:
         for shard, indices in ledger.places.get(request, {}).items():
@@ -128,21 +135,27 @@ def targets_of(lake: Lake, ledger: Ledger, requests: Iterable[str], parts: Itera
             held[shard] = held.get(shard, frozenset()) | indices
     ids = {name for request in requests for name in ledger.ids.get(request, ())}
     if any(part.failed for part in parts):
-        ids.update(ids_in_tables(lake, ledger, requests))
+        ids.update(tables.ids(ledger, requests))
     return Targets(shards, frozenset(ids))
 
 
-def ids_in_tables(lake: Lake, ledger: Ledger, requests: Iterable[str]) -> set[str]:
-    """Ids of the rows of tables that these requests match, in parts or not; those of keys, too, which tables may lack."""
-    from smalti.optouts.keys import KeyKind
-    from smalti.optouts.matched import MATCHED
-    from smalti.optouts.tables import match_tables
+@dataclass
+class Tables:
+    """What requests match in the tables of all sources; looked up again only when the ledger has matched more."""
 
-    asked = read_requests(lake, sorted(requests))
-    matched = read_matched(lake, ledger.matched, [each.id for each in asked])
-    rows = match_tables(lake, asked, MATCHED.empty_table() if matched is None else matched)
-    named = {key.value for each in asked for key in each.keys if key.kind == KeyKind.ID}
-    return named | set(rows["id"].to_pylist())
+    lake: Lake
+    _known: dict[tuple[tuple[str, ...], int], frozenset[str]] = field(default_factory=dict)
+
+    def ids(self, ledger: Ledger, requests: Sequence[str]) -> frozenset[str]:
+        """Ids of rows that are in parts or not, and the ids that requests name, which no table may have."""
+        key = (tuple(sorted(requests)), len(ledger.matched))
+        if key not in self._known:
+            asked = read_requests(self.lake, key[0])
+            matched = read_matched(self.lake, ledger.matched, [each.id for each in asked])
+            rows = match_tables(self.lake, asked, MATCHED.empty_table() if matched is None else matched)
+            named = {key.value for each in asked for key in each.keys if key.kind == KeyKind.ID}
+            self._known[key] = frozenset(named | set(rows["id"].to_pylist()))
+        return self._known[key]
 
 
 def erase_part(lake: Lake, part: Part, erasure: Erasure) -> str | None:
