@@ -126,20 +126,20 @@ def answered(lake: Lake, run: SourceRun) -> None:
         objects.create_same(lake.answer("made", "caption", "vlm", "0" * 64, "b1", name), data)
 
 
-def dataset() -> ReleaseRun:
-    run = release_run("made", "other", publish="tree", drops={"duplicates": {"cluster_limit": 2, "distance": 2}})
+def dataset(name: str, **drops: object) -> ReleaseRun:
+    run = release_run("made", "other", name=name, publish="tree", drops={"duplicates": {"distance": 2, **drops}})
     return run.model_copy(update={"engines": (CAPTIONER, CLASSIFIER)})
 
 
 def build(lake: Lake, *, quarantine: bool = True) -> None:
-    """A version with a tree, published."""
-    run = dataset()
-    curated = curate(lake, run)
-    assert bool(curated.quarantine) == quarantine
-    found = assemble(lake, run.model_copy(update={"curation": curated.curation}))
-    there = run.model_copy(update={"manifest": found.manifest})
-    verify(lake, there)
-    publish(lake, there)
+    """Versions of two datasets with a tree, published: one keeps one of the three copies, the other sets them aside for a person."""
+    for run in (dataset("plain"), dataset("set", cluster_limit=2)):
+        curated = curate(lake, run)
+        assert bool(curated.quarantine) == (quarantine and run.dataset.name == "set")
+        found = assemble(lake, run.model_copy(update={"curation": curated.curation}))
+        there = run.model_copy(update={"manifest": found.manifest})
+        verify(lake, there)
+        publish(lake, there)
 
 
 def reports(lake: Lake) -> None:

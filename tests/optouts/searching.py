@@ -46,10 +46,11 @@ class Search:
 
     def __init__(self, root: Path, ids: set[str], pictures: set[bytes]) -> None:
         self.root, self.ids = root, ids
-        self.pieces = {data[at : at + 24] for data in pictures for at in range(len(data) // 2, len(data) - 24, 400)}
+        self.pieces = {data[len(data) * n // 9 :][:24] for data in pictures for n in range(2, 9)}
         self.whole = {hashlib.sha256(data).hexdigest() for data in pictures}
         self.pixels = {pixels_of(data) for data in pictures}
         self.shown = [small(data) for data in pictures]
+        self.seen: dict[str, set[str]] = {}
 
     def everything(self) -> dict[str, set[str]]:
         """Path below the root -> what was found there, of every file."""
@@ -127,7 +128,10 @@ class Search:
         for names in (None, *([each] for each in table_schema(None).names if each != "image")):
             try:
                 table = LanceFileReader(str(path), columns=names).read_all().to_table()
-            except ValueError:
+            except (
+                ValueError,
+                RuntimeError,
+            ):  # Lance 14 does not read every column of a file by itself: `versions` does
                 continue
             for column in table.columns:
                 if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
@@ -136,10 +140,15 @@ class Search:
                 return
 
     def versions(self, table: Path) -> Iterator[str]:
-        """The pictures and the ids of the rows of every version."""
+        """The values and the pictures of the rows of every version."""
         for each in lance.dataset(str(table)).versions():
             version = lance.dataset(str(table), version=each["version"])
-            rows = version.to_table(columns=["id", "sha256"])
-            yield from self.value([*rows["id"].to_pylist(), *rows["sha256"].to_pylist()])
-            for at in range(rows.num_rows):
-                yield from self.value([bytes(data) for _, data in version.read_blobs("image", indices=[at])])
+            rows = version.to_table(columns=[name for name in version.schema.names if name != "image"])
+            for column in rows.columns:
+                yield from self.value(column.to_pylist())
+            for at, sha256 in enumerate(rows["sha256"].to_pylist()):
+                if sha256 not in self.seen:
+                    self.seen[sha256] = {
+                        *self.value([bytes(data) for _, data in version.read_blobs("image", indices=[at])])
+                    }
+                yield from self.seen[sha256]
