@@ -1,34 +1,43 @@
 """# Opt-outs: asked today, gone from every release
 
 `optout` takes one request through; `optout_inbox` looks every five minutes for files that people dropped, and starts `optout` for each, and for what the command line handed in;
-`optout_watch` counts requests by state every hour, writes their page, and fails while one is late (24 hours; 30 days until bytes are erased).
+`optout_watch` counts requests by state every hour, writes their page, and fails while one is late (24 hours; 30 days until bytes are erased). It
+starts `optout` again for each that applies for an hour and is not proved.
 
 | Task | What it does | If it is run again |
 |---|---|---|
 | receive | reads the keys and puts the request into the ledger, rows that are no keys into `optouts/rejected` | finds the request there |
 | preview | matches it against every part and table, copies included, and writes a page; applies nothing | the first preview counts |
-| confirm | waits for a person, 14 days at most; skipped where nobody needs to be asked | asks again |
-| apply | writes the matches into the ledger and a new snapshot: from now on no training run that starts is served them | nothing to do |
+| confirm | waits for a person, 14 days at most; skipped where nobody needs to be asked, or one has confirmed | asks again |
+| apply | writes the matches into the ledger and a new snapshot: from now on no training run that starts is served them; live versions whose trees hold any get a successor | nothing to do |
+| prove_again | (`optout_watch`) starts `optout` for what applies and has no receipt | once an hour |
 | take_in | (`optout_inbox`) puts what was dropped into the ledger and removes it from the inbox; what cannot be read goes to `optouts/rejected` | finds the rest |
+| forget | (`optout_watch`) removes rejected rows, previews and keys that nothing is compared with, 90 days after a request's end (`include/optouts.yaml`) | finds the rest |
 | watch | (`optout_watch`) metrics `smalti.optouts.<state>` and `.overdue`, a page below `runs/`, an alert | says it again |
 | prove | reads every affected stream of every live release back through the training loader; writes the receipt | the first receipt counts |
+| erase | (`erase` only) writes affected parts anew with the same shards, puts successors in the place of live versions that use them, and gives up the old ones | goes on |
+| grace | (`erase` only) waits the days of *Grace*, for training runs that read the old parts; they can resume on the successor | waits for what is left |
+| remove | (`erase` only) removes the bytes and the ids from tables, parts, versions, checkpoints, pages, logs and former generations; scans every object of the lake; writes the second receipt | goes on |
 
 - **Starts** by hand with a form, through Airflow's REST API with the same fields as `conf`, or from a file in
   `optouts/inbox/<action>/<reference>/`. Several may run at once.
-- **Action** `query`: what is held; nothing is applied. `exclude`: never served again. `erase`: excluded now; its bytes are not removed yet, and `optout_watch` says so after 30 days.
+- **Action** `query`: what is held; nothing is applied. `exclude`: never served again. `erase`: excluded now, its bytes removed after the grace; `optout_watch` fails if that takes more than 30 days.
   `withdraw`: takes an earlier request back, named by its id.
 - **Keys**, one a line: `id demo/cat.jpg`, `url https://…`, `owner NAME`, `sha256 HEX`, `domain example.org`, `prefix https://example.org/me`;
   or the URI of a csv, jsonl, parquet or text file, or of a picture. What is typed into the form stays in Airflow's database with the
   run, like every form: name a file where that must not be, or delete the run.
+- **Pages** are at `/smalti/optouts/<request>/preview.html`, and `exclude.html`, `erase.html`, `query.html` or `withdraw.html` when there is a receipt. Who opens one is recorded in the ledger.
 - **Copies** of what a key names go too, in every source, found by their bytes or by two fingerprints that agree. Look-alikes stay, and the
   page shows them: hand those that must go in by id.
 - **A person confirms** more matches than *ask above*, whatever comes from a domain or a prefix, and every withdrawal.
 - **Danger:** a wide key takes everything it matches out of every release, until it is withdrawn; a release that is built meanwhile is
   built without it.
 - **Twice, or killed:** the same run is the same request; the ledger only grows, by objects that are created once. Clear the red task.
+- **Fails at apply, `waits for a person: it matches … now`:** parts have come since it was looked at, and it would take more than was confirmed and more
+  than *ask above*. It has a second preview: clear the run from `preview` on, and somebody is asked again.
 - **Fails at prove:** something that was asked for is still served. The message names it; the receipt is not written.
-- **Ends green with a warning at prove:** a tree of a live version still holds something. Publish the next version, let maintenance give the old one up, and
-  run this again with the id in *request*.
+- **Ends green with a warning at prove:** a tree of a live version still holds something. Run this again with the id in *request*.
+- **Fails at remove:** something that counts still uses an old part, or a place cannot be cleaned: the message names it. Clear `erase` and what follows it.
 - **Needs** the Airflow connection `smalti_ray` (the cluster's Jobs API), `SMALTI_LAKE` in Airflow's environment, and for the inbox the right
   to delete objects.
 """
@@ -39,14 +48,19 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
+from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import CronTriggerTimetable, chain, dag, task
 
 from smalti_airflow.approval import ApproveOptout, optout_text
-from smalti_airflow.blocks import DEFAULTS, FIRST_DAY, OPTOUT_FORM, report_field, stage_task
+from smalti_airflow.blocks import DEFAULTS, FIRST_DAY, OPTOUT_FORM, days_after, report_field, stage_task
 
 REQUEST = report_field("receive", "request")
 APPLIED = "{% set it = ti.xcom_pull(task_ids='receive') %}{{ '' if it['action'] == 'query' else it['request'] }}"
+ERASED = "{% set it = ti.xcom_pull(task_ids='receive') %}{{ it['request'] if it['action'] == 'erase' else '' }}"
+OVER = "{{ ti.xcom_pull(task_ids='erase')['erased'] | days_after(params.grace_days) }}"
 CONFIRMED = "{{ ((ti.xcom_pull(task_ids='confirm') or {}).get('responded_by_user') or {}).get('name') or '' }}"
+
+SEEN = "{{ (ti.xcom_pull(task_ids='preview') or {}).get('digest') or '' }}"
 
 
 @dag(
@@ -61,7 +75,7 @@ CONFIRMED = "{{ ((ti.xcom_pull(task_ids='confirm') or {}).get('responded_by_user
     default_args=DEFAULTS,
     tags=["smalti", "optout"],
     doc_md=__doc__,
-    user_defined_filters={"optout_text": optout_text},
+    user_defined_filters={"optout_text": optout_text, "days_after": days_after},
 )
 def optout() -> None:
     @task(multiple_outputs=False)
@@ -77,12 +91,25 @@ def optout() -> None:
         ApproveOptout(task_id="confirm", preview="preview"),
         stage_task(
             "optout_apply",
-            {"request": APPLIED, "confirmed_by": CONFIRMED},
+            {"request": APPLIED, "confirmed_by": CONFIRMED, "seen": SEEN},
             task_id="apply",
             only_with="request",
             trigger_rule="none_failed",
         ),
         stage_task("optout_prove", {"request": REQUEST}, task_id="prove", trigger_rule="none_failed"),
+        stage_task("optout_erase", {"request": ERASED}, task_id="erase", only_with="request"),
+        DateTimeSensorAsync(
+            task_id="grace",
+            target_time=OVER,
+            timeout=timedelta(days=400).total_seconds(),
+            execution_timeout=None,  # it would end the wait
+        ),
+        stage_task(
+            "optout_remove",
+            {"request": ERASED, "grace_days": "{{ params.grace_days }}"},
+            task_id="remove",
+            only_with="request",
+        ),
     )
 
 
@@ -112,7 +139,7 @@ def optout_inbox() -> None:
 
 @dag(
     "optout_watch",
-    description="Requests by state; an alert while one is late",
+    description="Requests by state; an alert while one is late; what is not proved is proved again",
     schedule=CronTriggerTimetable("7 * * * *", timezone="UTC", run_immediately=timedelta(minutes=10)),
     start_date=None,
     catchup=False,
@@ -129,7 +156,25 @@ def optout_watch() -> None:
 
         return watch_deadlines(dag_run)
 
+    @task(multiple_outputs=False)
+    def forget() -> dict[str, Any]:
+        """Remove what is no longer needed of requests that are over."""
+        from smalti_airflow.optouts import forget_what_is_over  # not at every parse
+
+        return forget_what_is_over()
+
+    @task
+    def unproved() -> list[dict[str, Any]]:
+        """What applies for an hour and has no receipt; one `conf` a request."""
+        from smalti_airflow.optouts import take_unproved  # not at every parse
+
+        return take_unproved()
+
+    TriggerDagRunOperator.partial(
+        task_id="prove_again", trigger_dag_id="optout", skip_when_already_exists=True
+    ).expand_kwargs(unproved().map(lambda each: {"conf": {"request": each["request"]}, "trigger_run_id": each["run"]}))
     watch()
+    forget()
 
 
 optout()

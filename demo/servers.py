@@ -278,6 +278,7 @@ def airflow_environment(
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(plugins),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+        "AIRFLOW__CORE__SENSITIVE_VAR_CONN_NAMES": "keys",  # of the opt-outs' form: *** in the audit log
         "AIRFLOW__CORE__PARALLELISM": "4",  # by default 32 workers, each a process
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",  # does not follow the port by itself
         # 5 s by default: on busy cores the API server's first answer takes longer, and the task's try would be lost.

@@ -25,6 +25,7 @@ from smalti.config import (
     Duplicates,
     Encoding,
     Reservation,
+    Retention,
     Source,
     Strict,
 )
@@ -56,6 +57,7 @@ def config_page() -> str:
         ("include/datasets/NAME.yaml", [Dataset, DatasetSource, Drops, Duplicates, Band]),
         ("include/engines/NAME.yaml", [Engine, Prompt, Sampling, Checks, Key]),
         ("include/engines/prompts/NAME.yaml", [PromptText]),
+        ("include/optouts.yaml", [Retention]),
     ]
     for path, models in files:
         text += f"\n## {path}\n"

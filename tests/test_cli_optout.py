@@ -15,6 +15,7 @@ from PIL import Image
 
 from smalti import cli
 from smalti.lake import Lake
+from smalti.objects import create_bytes
 from smalti.optouts.request import read_request, request_ids
 from tests.conftest import snapshot
 from tests.optouts.test_status import step
@@ -171,3 +172,29 @@ def test_nothing_of_a_key_is_logged(run: Run, tmp_path: Path, caplog: pytest.Log
     assert code == 0
     assert "sesame" not in out + err + caplog.text
     assert "sesame" not in run("status")[1]
+
+
+def test_whoever_looks_at_a_page_is_recorded_and_seen_by_status(
+    run: Run, lake: Lake, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("submit", keys, "--action", "exclude", "--reference", "T-1")
+    [request] = request_ids(lake)
+    assert "there is nothing to show of it" in run("show", request)[2]
+    create_bytes(lake.optout_receipt(request, "exclude"), b'{"found": 3}')
+    create_bytes(lake.optout_receipt_page(request, "exclude"), b"<p>receipt")
+    assert run("show", request) == (0, '{"found": 3}\n', "")
+    monkeypatch.setenv("SMALTI_USER", "ada")
+    assert run("show", request, "--what", "exclude", "--page", "--to", tmp_path / "a.html") == (0, "", "")
+    assert (tmp_path / "a.html").read_bytes() == b"<p>receipt"
+    assert "the file is there already" in run("show", request, "--page", "--to", tmp_path / "a.html")[2]
+    assert run("show", request, "--what", "../x")[0] == 2
+    said = json.loads(run("status", request, "--json")[1])
+    assert [(each["by"], each["what"], each["form"]) for each in said["viewed"]] == [
+        ("cli:jo", "exclude", "json"), ("cli:ada", "exclude", "page")
+    ]  # fmt: skip
+
+
+def test_forget_says_what_it_removed(run: Run, lake: Lake, keys: Path) -> None:
+    run("submit", keys, "--action", "exclude", "--reference", "T-1")
+    said = json.loads(run("forget", "--json")[1])
+    assert (said["requests"], said["ended"], said["rejected"], said["keys"]) == (1, 0, 0, 0)

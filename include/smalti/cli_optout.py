@@ -8,10 +8,11 @@ from __future__ import annotations
 import dataclasses
 import getpass
 import hashlib
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -95,18 +96,24 @@ def status(
 ) -> None:
     """How far REQUEST is, or each of all of them."""
     from smalti.objects import exists, list_names
+    from smalti.optouts.preview import turns
     from smalti.optouts.status import standings
+    from smalti.optouts.views import views
 
     place = lake_at(lake)
     if request:
         said = _told(_standing(place, request))
         for name, uri in [
-            ("preview", place.optout_preview_page(request)),
+            ("preview", place.optout_preview_page(request, max(1, turns(place, request)))),
             ("rejected_rows", place.optout_rejected(request)),
         ]:
             if exists(uri):
                 said[name] = uri
         said["receipts"] = list_names(place.optout_receipts(request))
+        said["viewed"] = [
+            {"when": f"{each.viewed:%Y-%m-%dT%H:%M:%SZ}", "by": each.by, "what": each.what, "form": each.form}
+            for each in views(place, request)
+        ]
         print_data(said, as_json)
         return
     found = [_told(each) for each in standings(place)]
@@ -114,6 +121,55 @@ def status(
         print_data({"requests": found}, as_json)
     else:
         _print_table(["request", "state", "action", "reference", "keys", "rejected", "submitted"], found)
+
+
+@optout.command("show")
+def show_(
+    request: Annotated[str, typer.Argument(help="id of a request")],
+    what: Annotated[
+        str, typer.Option(help="preview, or a receipt: query, exclude, erase, withdraw; default: the last there is")
+    ] = "",
+    page: Annotated[bool, typer.Option("--page", help="the page (HTML) instead of the data (JSON)")] = False,
+    to: Annotated[
+        str, typer.Option(help="file to write it to, which must not be there; default: standard output")
+    ] = "",
+    lake: LakeUri = "",
+) -> None:
+    """Print the preview or a receipt of REQUEST. That you looked is recorded beside the request, before it is shown.
+
+    You are who SMALTI_USER says, or else the user of the system.
+    """
+    from smalti.optouts.views import pages_of, show
+
+    place = lake_at(lake)
+    standing = _standing(place, request)
+    if not what:
+        there = pages_of(place, standing.id)
+        if not there:
+            raise InputError("there is nothing to show of it", f"request {request}", "Look it up first, or apply it")
+        what = there[-1]
+    if to and Path(to).exists():
+        raise InputError("the file is there already", to, "Name another one")
+    data = show(place, standing.id, what, _user(), page=page)
+    if to:
+        with Path(to).open("xb") as file:
+            file.write(data)
+    else:
+        sys.stdout.write(data.decode())
+        sys.stdout.write("" if data.endswith(b"\n") else "\n")
+
+
+@optout.command("forget")
+def forget_(lake: LakeUri = "", as_json: Json = False) -> None:
+    """Remove what has had its time: rejected rows, previews, and keys that nothing is compared with. optouts.yaml says how long.
+
+    The DAG `optout_watch` does the same every hour.
+    """
+    from smalti.config import load_retention
+    from smalti.optouts.retention import forget
+
+    report = forget(lake_at(lake), datetime.now(UTC), load_retention())
+    print_data(report.model_dump(mode="json"), as_json)
 
 
 @optout.command("apply")
@@ -212,10 +268,9 @@ def withdraw(
 @optout.command("query")
 def query(file: File, lake: LakeUri = "", as_json: Json = False) -> None:
     """What parts and tables hold of the keys in FILE. Nothing is handed in, and nothing is written."""
+    from smalti.optouts.everywhere import match_everywhere
     from smalti.optouts.ledger import all_parts
-    from smalti.optouts.match import match_parts
     from smalti.optouts.request import Action, Request, ordered
-    from smalti.optouts.tables import match_tables
 
     place = lake_at(lake)
     _, parsed = _read(file)
@@ -230,11 +285,11 @@ def query(file: File, lake: LakeUri = "", as_json: Json = False) -> None:
         submitted=datetime.now(UTC),
         keys=tuple(ordered(parsed.keys)),
     )
-    matched = match_parts(place, list(all_parts(place).values()), [request])
+    matched = match_everywhere(place, all_parts(place), request)
     rows, near = matched.rows.to_pylist(), matched.near.to_pylist()
     in_parts = {row["id"] for row in rows}
-    only = [row for row in match_tables(place, [request], matched.rows).to_pylist() if row["id"] not in in_parts]
-    unmatched = [request.keys[number] for number in matched.unmatched.get(request.id, ())]
+    only = [row for row in matched.tables.to_pylist() if row["id"] not in in_parts]
+    unmatched = [request.keys[number] for number in matched.unmatched]
     said = {
         "keys": len(request.keys),
         "samples": len(in_parts),
@@ -277,6 +332,10 @@ def _check_reference(reference: str) -> None:
 
 
 def _user() -> str:
+    """Who types: SMALTI_USER, or the system's user; the name of no host."""
+    named = os.environ.get("SMALTI_USER", "").strip()
+    if named:
+        return f"cli:{named[:190]}"
     try:
         return f"cli:{getpass.getuser()}"
     except (KeyError, OSError):  # a container may run as a number without a name

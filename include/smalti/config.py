@@ -1,4 +1,4 @@
-"""The YAML files that users edit, as pydantic models: sources, datasets, engines.
+"""The YAML files that users edit, as pydantic models: sources, datasets, engines, and how long opt-outs are kept.
 
 Every mistake becomes one InputError line: file, line, field, what is wrong, what is allowed.
 """
@@ -255,6 +255,23 @@ class Dataset(Strict):
         return self
 
 
+class Retention(Strict):
+    """How long the ledger of opt-outs keeps what nothing is compared with any more.
+
+    All times run from the end of a request: its last receipt, that it was refused, or that it was taken back.
+    """
+
+    rejected_days: float = Field(
+        90.0,
+        ge=0,
+        description="rows and files that are no keys, as they were handed in; of those that made no request, since then",
+    )
+    preview_days: float = Field(90.0, ge=0, description="previews and their pages with pictures")
+    keys_days: float = Field(
+        90.0, ge=0, description="keys and reason of what was taken back, refused, or only asked what is held"
+    )
+
+
 M = TypeVar("M", bound=Strict)
 
 
@@ -302,6 +319,12 @@ def load_engine(name: str, role: str, root: Path | None = None) -> Engine:
             f"engine {name!r} is a {engine.role}", f"engines/{name}.yaml", f"Name a profile whose role is {role}"
         )
     return engine
+
+
+def load_retention(root: Path | None = None) -> Retention:
+    """optouts.yaml, or the defaults where there is none."""
+    path = (root or home()) / "optouts.yaml"
+    return load_file(path, Retention) if path.exists() else Retention()
 
 
 def load_engines(root: Path | None = None) -> list[Engine]:

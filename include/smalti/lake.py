@@ -200,21 +200,43 @@ class Lake:
         """What was asked, as it was asked: written once."""
         return self._uri("optouts", "requests", request, "request.json.gz")
 
-    def optout_preview(self, request: str) -> str:
-        """What the request would do, before anything is done."""
-        return self._uri("optouts", "requests", request, "preview.json.gz")
+    def optout_folder(self, request: str) -> str:
+        """Everything about a request but its receipts."""
+        return self._uri("optouts", "requests", request)
 
-    def optout_preview_page(self, request: str) -> str:
-        """The preview for the person who confirms it, with pictures."""
-        return self._uri("optouts", "requests", request, "preview.html")
+    def optout_forgotten(self, request: str) -> str:
+        """What stays of a request whose time is over, in the place of request.json.gz."""
+        return self._uri("optouts", "requests", request, "forgotten.json")
+
+    def optout_views(self, request: str) -> str:
+        """Who looked at the request's pages, one object each time."""
+        return self._uri("optouts", "requests", request, "views")
+
+    def optout_view(self, request: str, name: str) -> str:
+        return self._uri("optouts", "requests", request, "views", f"{name}.json")
+
+    def optout_heads(self) -> str:
+        """What requests say but for their keys, many in one object: so that not each must be read."""
+        return self._uri("optouts", "heads")
+
+    def optout_head_block(self, number: int) -> str:
+        return self._uri("optouts", "heads", f"{number:06d}.json.gz")
+
+    def optout_preview(self, request: str, turn: int = 1) -> str:
+        """What a request would do. There is a second one if it matched much more when it was to be applied, and so on."""
+        return self._uri("optouts", "requests", request, f"preview{_turn(turn)}.json.gz")
+
+    def optout_preview_page(self, request: str, turn: int = 1) -> str:
+        """The page that a person confirms it by."""
+        return self._uri("optouts", "requests", request, f"preview{_turn(turn)}.html")
+
+    def optout_answer(self, request: str, turn: int = 1) -> str:
+        """What was answered to the preview of that turn."""
+        return self._uri("optouts", "requests", request, f"answer{_turn(turn)}.json")
 
     def optout_removing(self, request: str) -> str:
         """What the removal of its bytes looks for, taken down before the first goes: as digests."""
         return self._uri("optouts", "requests", request, "removing.json")
-
-    def optout_answer(self, request: str) -> str:
-        """That a person, or the limit, let it be applied, or that a person refused."""
-        return self._uri("optouts", "requests", request, "answer.json")
 
     def optout_erasing(self, request: str, number: int) -> str:
         """What was erased of parts for a request, and when: the start of its grace. A later one adds to those before it."""
@@ -242,6 +264,9 @@ class Lake:
         """Everything that is opted out of any part, up to this position of the ledger."""
         return self._uri("optouts", "snapshots", f"{position:08d}.json.gz")
 
+    def optout_receipts_root(self) -> str:
+        return self._uri("optouts", "receipts")
+
     def optout_receipts(self, request: str) -> str:
         return self._uri("optouts", "receipts", request)
 
@@ -251,6 +276,9 @@ class Lake:
 
     def optout_receipt_page(self, request: str, kind: str) -> str:
         return self._uri("optouts", "receipts", request, f"{kind}.html")
+
+    def optout_rejected_root(self) -> str:
+        return self._uri("optouts", "rejected")
 
     def optout_rejected(self, request: str) -> str:
         """Rows of a request's file that are no keys, with their numbers and what is wrong with them."""
@@ -306,3 +334,7 @@ def safe_name(text: str) -> str:
     """A run id or task id as a name in the lake: every character that a name may not have becomes ``_``."""
     cleaned = re.sub(r"[^A-Za-z0-9_.+:@=-]", "_", text)
     return cleaned if re.match(r"[A-Za-z0-9_]", cleaned) else "_" + cleaned
+
+
+def _turn(number: int) -> str:
+    return "" if number == 1 else f"-{number}"

@@ -3,7 +3,7 @@
 Writes are create-only and whole: an object appears with all its bytes or not at all, and is never overwritten. The one
 exception is `swap_bytes`, which replaces an object only if it is still the generation that was read (releases/<dataset>/LATEST, and what
 erased samples are taken out of). Only the collection of garbage deletes (smalti.maintenance), whoever has taken a file out of the opt-outs'
-inbox, and the removal of what opt-outs erase.
+inbox, the removal of what opt-outs erase, and what forgets of opt-outs what has had its time (smalti.optouts.retention).
 On a file system a write goes to an attempt name in the same directory and is linked into place, which fails if the name is
 taken; on GCS it is one request with ``ifGenerationMatch=0``. What a killed writer leaves is an attempt nobody lists.
 """

@@ -43,6 +43,23 @@ summary{cursor:pointer;color:var(--main)}details>table,details>.grid{margin-top:
 """
 
 
+def document(title: str, body: Sequence[str], *, style: str = "", policy: str = "") -> str:
+    """A whole page, in one file: nothing of it is fetched from elsewhere.
+
+    Args:
+        title: text.
+        body: HTML, piece by piece; each begins a line.
+        style: rules beside STYLE.
+        policy: a Content-Security-Policy.
+    """
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">\n' if policy else ""
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n{meta}'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<style>{STYLE}{style}</style></head>\n<body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
+    )
+
+
 def number(count: int) -> str:
     return f"{count:,d}"
 

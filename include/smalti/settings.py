@@ -92,6 +92,11 @@ class OptoutRun(Strict):
 
     request: str = Field(pattern="^[0-9a-f]{16}$", description="its id")
     confirmed_by: str | None = Field(None, max_length=200, description="apply: the person who has confirmed it")
+    seen: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="apply: digest of the preview that they have seen; empty: the newest",
+    )
     grace_days: float = Field(
         7.0,
         ge=0,

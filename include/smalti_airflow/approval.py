@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from airflow.providers.standard.exceptions import HITLRejectException, HITLTimeoutError
 from airflow.providers.standard.operators.hitl import ApprovalOperator
@@ -168,7 +169,7 @@ def optout_text(report: Mapping[str, Any] | None) -> str:
         return "There is no preview."
     where = ", ".join(f"{source} {count}" for source, count in report["sources"].items()) or "no source"
     lines = [
-        f"**{link(report['page'], 'The request')}**",
+        f"**[The request's page]({optout_page(report['request'], 'preview')})** (`{report['page']}`)",
         f"Reference `{report['reference']}`. A person is asked because {report['ask']}.",
         f"{report['keys']} keys match {report['matched']} places in parts ({where}): {report['by_key']} by a key, "
         f"{report['matched'] - report['by_key']} as copies of those. {report['near']} look-alikes would stay.",
@@ -245,6 +246,14 @@ def link(uri: str, whose: str) -> str:
     if uri.startswith("gs://"):
         return f"[{name}](https://storage.cloud.google.com/{uri.removeprefix('gs://')}) (`{uri}`)"
     return f"{name}: `{uri}`"
+
+
+def optout_page(request: str, what: str) -> str:
+    """Where Airflow itself shows a page of a request, and records who opens it (`smalti_airflow.pages`)."""
+    from airflow.sdk.configuration import conf
+
+    base = urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
+    return f"{base}/smalti/optouts/{request}/{what}.html"
 
 
 def _estimate(rate: str, estimate: Mapping[str, Any] | None) -> str:

@@ -38,6 +38,8 @@ LONGER = {
     "classify": timedelta(days=2),
     "ingest": timedelta(days=2),
     "merge": timedelta(days=2),
+    "optout_erase": timedelta(days=2),
+    "optout_remove": timedelta(days=2),
     "rewrite": timedelta(days=2),
     "shard": timedelta(days=2),
 }
@@ -175,6 +177,14 @@ OPTOUT_FORM = {
         title="Ask above",
         description="Matched samples above which a person confirms. A domain or a prefix is always confirmed.",
     ),
+    "grace_days": Param(
+        7,
+        type="number",
+        minimum=0,
+        maximum=365,
+        title="Grace",
+        description="Action erase: days that training runs have to end before the old parts are removed.",
+    ),
     "request": Param(
         None,
         type=["null", "string"],
@@ -195,6 +205,11 @@ def stage_task(stage: str, settings: dict[str, Any], **kwargs: Any) -> RayStage:
     if stage in LONGER:
         kwargs.setdefault("execution_timeout", LONGER[stage])
     return RayStage(**{"task_id": stage, "stage": stage, "settings": settings} | kwargs)
+
+
+def days_after(moment: str, days: float) -> str:
+    """A time (ISO) so many days after another one."""
+    return (datetime.fromisoformat(moment) + timedelta(days=float(days))).isoformat()
 
 
 def report_field(task_id: str, field: str) -> str:

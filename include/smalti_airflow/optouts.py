@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.observability import stats
 
+from smalti.config import load_retention
 from smalti.errors import InputError, MissingObject, SmaltiError
 from smalti.lake import Lake
 from smalti.objects import create_bytes, normalise_uri, read_bytes
+from smalti.optouts.apply import unproved
 from smalti.optouts.deadlines import counts, overdue, render, say_overdue
 from smalti.optouts.inbox import take_in
 from smalti.optouts.parse import parse, parse_text
 from smalti.optouts.request import Action, Request, read_request
+from smalti.optouts.retention import forget
 from smalti.optouts.rows import Parsed
-from smalti.optouts.status import Standing, State, standings
+from smalti.optouts.status import Standing, State, standings, survey
 from smalti.optouts.submit import NOTHING, hand_in
 
 log = logging.getLogger("smalti")
@@ -72,6 +75,31 @@ def _in_turn(waiting: list[Standing]) -> list[Standing]:
     return [*waiting[start:], *waiting[:start]][:MAPPED]
 
 
+def forget_what_is_over() -> dict[str, Any]:
+    """Remove rejected rows, previews and idle keys of requests that ended long enough ago.
+
+    Returns (XCom): counts.
+    """
+    try:
+        report = forget(Lake.from_environment(), datetime.now(UTC), load_retention())
+    except SmaltiError as error:
+        raise AirflowException(str(error)) from None
+    return report.model_dump(mode="json")
+
+
+def take_unproved() -> list[dict[str, Any]]:
+    """Requests that apply for an hour and are not proved: a tree held them up, or their run was lost.
+
+    Returns (XCom): each as the `conf` of a run that proves it; nobody is asked again, and nothing is applied twice.
+    """
+    now = datetime.now(UTC)
+    try:
+        found = unproved(Lake.from_environment(), now - _OWN_RUN)
+    except SmaltiError as error:
+        raise AirflowException(str(error)) from None
+    return [{"request": each, "run": f"prove_{each}_{now:%Y%m%dT%H}"} for each in found[:MAPPED]]
+
+
 def watch_deadlines(dag_run: Any) -> dict[str, Any]:
     """Count requests by state, write their page, and fail if one is late: the notifier tells whoever is to know.
 
@@ -80,7 +108,9 @@ def watch_deadlines(dag_run: Any) -> dict[str, Any]:
     now = datetime.now(UTC)
     try:
         lake = Lake.from_environment()
-        found = standings(lake)
+        looked = survey(lake)
+        found = looked.standings
+        looked.condense(lake)  # so that it and the inbox, every five minutes, read little
         page = lake.run_object(dag_run.dag_id, dag_run.run_id, "watch", f"requests-{now:%H%M%S}.html")
         create_bytes(page, render(found, now).encode())
     except SmaltiError as error:
@@ -95,6 +125,9 @@ def watch_deadlines(dag_run: Any) -> dict[str, Any]:
 
 
 _OURS = "airflow:"
+
+_OWN_RUN = timedelta(hours=1)
+"""Time in which the run that applied a request proves it."""
 
 
 def _hand_in(lake: Lake, params: Mapping[str, Any], dag_run: Any) -> Request:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError
 
 from smalti.lake import Lake
-from smalti.objects import list_objects
+from smalti.objects import create_bytes, list_objects
 from smalti.optouts.keys import KeyKind
 from smalti.optouts.request import Action, read_answer, read_request
 from smalti_airflow.approval import ApproveOptout, optout_text
-from smalti_airflow.optouts import hand_in_form, take_in_files
+from smalti_airflow.optouts import forget_what_is_over, hand_in_form, take_in_files, take_unproved
 from smalti_airflow.stage_settings import EMPTY, resolve_settings
+from tests.support.airflow_home import ROOT
 
 FORM = {
     "action": "query",
@@ -27,6 +29,7 @@ FORM = {
     "withdraws": None,
     "reason": None,
     "ask_above": 1000,
+    "grace_days": 7,
     "request": None,
 }
 ID = "0123456789abcdef"
@@ -39,6 +42,7 @@ REPORT = {
     "by_key": 5,
     "near": 2,
     "unmatched": 1,
+    "digest": "d" * 64,
     "sources": {"cats": 12},
     "ask": "it names a domain or a prefix",
     "page": "gs://bucket/lake/optouts/requests/x/preview.html",
@@ -68,15 +72,19 @@ def run_of(run_id: str = "manual__1") -> Any:
 
 def rendered(dag: Any, task_id: str, **reports: Any) -> Any:
     task = dag.task_dict[task_id]
-    context = {"ti": SimpleNamespace(xcom_pull=lambda task_ids: reports.get(task_ids))}
+    told = {"preview": REPORT} | reports
+    context = {"ti": SimpleNamespace(xcom_pull=lambda task_ids: told.get(task_ids)), "params": dict(dag.params)}
     what = task.settings if hasattr(task, "settings") else {"request": task.request, "ask": task.ask}
     return task.render_template(what, context, dag.get_template_env())
 
 
 def test_the_steps_follow_each_other_and_a_skipped_confirmation_stops_nothing(dag: Any) -> None:
-    order = ["receive", "preview", "confirm", "apply", "prove"]
+    order = ["receive", "preview", "confirm", "apply", "prove", "erase", "grace", "remove"]
     assert {(task.task_id, after) for task in dag.tasks for after in task.downstream_task_ids} == set(pairwise(order))
-    assert {dag.task_dict[name].trigger_rule for name in order[3:]} == {"none_failed"}
+    assert {dag.task_dict[name].trigger_rule for name in order[3:5]} == {"none_failed"}
+    assert {dag.task_dict[name].trigger_rule for name in order[5:]} == {"all_success"}, (
+        "skipped with what is not erased"
+    )
 
 
 def test_the_form_begins_harmless(dag: Any) -> None:
@@ -125,7 +133,7 @@ def test_a_form_that_asks_for_nothing_fails_at_once(lake: Lake, form: dict[str, 
 def test_no_key_leaves_the_worker(dag: Any) -> None:
     """XComs, specs of jobs and what a person is asked are seen by more people than the ledger is."""
     assert rendered(dag, "preview", receive={"request": ID, "action": "exclude"}) == {"request": ID}
-    assert set(dag.task_dict["apply"].settings) == {"request", "confirmed_by"}
+    assert set(dag.task_dict["apply"].settings) == {"request", "confirmed_by", "seen"}
 
 
 @pytest.mark.parametrize(("action", "applies"), [("query", False), ("exclude", True), ("withdraw", True)])
@@ -135,13 +143,35 @@ def test_a_query_applies_nothing(dag: Any, action: str, applies: bool) -> None:
     assert (settings["request"] not in EMPTY) is applies
 
 
+@pytest.mark.parametrize(
+    ("action", "erases"), [("query", False), ("exclude", False), ("withdraw", False), ("erase", True)]
+)
+def test_only_a_request_to_erase_is_erased(dag: Any, action: str, erases: bool) -> None:
+    for name in ("erase", "remove"):
+        settings = rendered(dag, name, receive={"request": ID, "action": action})
+        assert dag.task_dict[name].only_with == "request"
+        assert (settings["request"] not in EMPTY) is erases
+
+
+def test_old_parts_stay_for_the_grace_of_the_form(dag: Any) -> None:
+    """Counted from when they were erased, not from when the request came."""
+    grace, report = dag.task_dict["grace"], {"erased": "2026-11-30T12:00:00.5Z"}
+    context = {"ti": SimpleNamespace(xcom_pull=lambda task_ids: report), "params": {"grace_days": 1.5}}
+    assert (
+        grace.render_template(grace.target_time, context, dag.get_template_env()) == "2026-12-02T00:00:00.500000+00:00"
+    )
+    assert grace.execution_timeout is None
+    assert resolve_settings("optout_remove", {"request": ID, "grace_days": "1.5"}, "test")["grace_days"] == 1.5
+
+
 def test_who_confirmed_reaches_the_ledger(dag: Any) -> None:
     reports = {
         "receive": {"request": ID, "action": "erase"},
+        "preview": {"digest": "d" * 64},
         "confirm": {"responded_by_user": {"id": "1", "name": "Ada"}},
     }
     settings = resolve_settings("optout_apply", rendered(dag, "apply", **reports), "test")
-    assert settings == {"request": ID, "confirmed_by": "Ada"}
+    assert settings == {"request": ID, "confirmed_by": "Ada", "seen": REPORT["digest"], "grace_days": 7.0}
     del reports["confirm"]
     assert resolve_settings("optout_apply", rendered(dag, "apply", **reports), "test")["confirmed_by"] is None
 
@@ -152,6 +182,29 @@ def test_a_person_is_asked_only_where_the_preview_says_why(dag: Any) -> None:
     task.ask = ""
     with pytest.raises(AirflowSkipException, match="no more than"):
         task.execute({})
+
+
+def test_what_applies_and_is_not_proved_is_proved_again(
+    lake: Lake, repository: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a run that asks nobody again; one whose own run may still be at it is left alone."""
+    from smalti.optouts.apply import apply, prove
+    from smalti.optouts.preview import preview
+    from smalti.settings import OptoutRun
+
+    form = FORM | {"action": "exclude", "reference": "T-7", "keys": "domain example.org"}
+    run = OptoutRun(request=hand_in_form(form, run_of())["request"], confirmed_by="Ada")
+    assert preview(lake, run).ask
+    assert take_unproved() == []
+    apply(lake, run)
+    assert take_unproved() == []
+    monkeypatch.setattr("smalti_airflow.optouts._OWN_RUN", timedelta(0))
+    (again,) = take_unproved()
+    assert (again["request"], again["run"].startswith(f"prove_{run.request}_")) == (run.request, True)
+    assert preview(lake, run).ask == ""
+    prove(lake, run)
+    assert take_unproved() == []
+    assert set(repository.dags["optout_watch"].task_dict) == {"watch", "unproved", "prove_again"}
 
 
 def test_a_no_is_written_into_the_ledger(lake: Lake) -> None:
@@ -178,11 +231,43 @@ def test_a_no_is_written_into_the_ledger(lake: Lake) -> None:
 
 def test_what_a_person_is_told() -> None:
     text = optout_text(REPORT)
-    assert "[The request's page](https://storage.cloud.google.com/bucket/lake/" in text
+    assert f"[The request's page](/smalti/optouts/{ID}/preview.html)" in text, "there, who opens it is recorded"
     assert (
         "3 keys match 12 places in parts (cats 12): 5 by a key, 7 as copies of those. 2 look-alikes would stay" in text
     )
     assert optout_text(None) == "There is no preview."
+
+
+def test_airflow_served_below_a_path_is_linked_to_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://flow.example.org/team/")
+    assert f"(/team/smalti/optouts/{ID}/preview.html)" in optout_text(REPORT)
+
+
+def test_the_audit_log_holds_no_keys_where_they_are_named_as_sensitive() -> None:
+    """As Airflow's API writes down what it was sent (airflow/api_fastapi/logging/decorators.py)."""
+    from airflow._shared.secrets_masker import secrets_masker
+
+    masker = secrets_masker.SecretsMasker()
+    masker.sensitive_variables_fields = [*secrets_masker.DEFAULT_SENSITIVE_FIELDS]
+    sent = {"keys": "owner Ada", "reference": "T-7"}
+    assert masker.redact(sent, "conf") == sent
+    compose = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
+    named = compose["x-airflow"]["environment"]["AIRFLOW__CORE__SENSITIVE_VAR_CONN_NAMES"]
+    masker.sensitive_variables_fields += named.split(",")  # airflow/settings.py
+    assert masker.redact(sent, "conf") == {"keys": "***", "reference": "T-7"}
+
+
+def test_the_watch_forgets_beside_counting_and_either_goes_on_without_the_other(repository: Any) -> None:
+    tasks = repository.dags["optout_watch"].tasks
+    assert {(task.task_id, *task.downstream_task_ids) for task in tasks} == {("watch",), ("forget",)}
+
+
+def test_what_is_over_is_forgotten(lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SMALTI_CONFIG", str(tmp_path))
+    (tmp_path / "optouts.yaml").write_text("rejected_days: 0\n")
+    create_bytes(lake.optout_rejected(ID), b"of no request")
+    assert forget_what_is_over()["rejected"] == 1
+    assert forget_what_is_over()["rejected"] == 0
 
 
 def test_dropped_files_become_runs_of_their_own(lake: Lake, repository: Any) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from smalti.release.manifest import Manifest
 from smalti.release.verify import verify_manifest
 from smalti.settings import MaintenanceRun
 from smalti.shards.part import committed_parts
+from tests.integration.asked import RUN, Asked, Readers, others, plant
 from tests.integration.conftest import DAGS, World
 from tests.maintenance.conftest import deliver, release, rows_of_a_day, served
 from tests.release.conftest import build
@@ -403,3 +405,107 @@ def test_late_requests_fail_the_watch(world: World, excluded: str) -> None:
     found = world.api.xcom("optout_watch", run, "watch")
     assert found["overdue"] == 0
     assert "T-7" in read_bytes(found["page"]).decode()
+
+
+# Opt-outs by every kind of key, side by side
+
+
+@dataclass(frozen=True)
+class Planted:
+    """Pictures, each with three copies in two other sources, and whoever reads the dataset before anything is asked."""
+
+    asked: tuple[Asked, ...]
+    readers: Readers
+
+
+@pytest.fixture(scope="module")
+def planted(world: World, excluded: str) -> Planted:
+    asked, versions = plant(world.lake)
+    return Planted(asked, Readers.start(world.lake, world.home / "readers", versions))
+
+
+@pytest.fixture(scope="module")
+def receipts(world: World, planted: Planted) -> dict[str, Any]:
+    """Ask for all pictures at once, each by another kind of key; kind -> receipt."""
+    runs = {each.kind: ask_by_form(world, each) for each in planted.asked if each.kind != "image"}
+    runs["image"] = ask_by_inbox(world, next(each for each in planted.asked if each.kind == "image"))
+    asked = world.answer_until_ended("optout", runs["domain"], "confirm", "Approve")[1]
+    assert asked["subject"]
+    for run in runs.values():
+        assert world.api.wait("optout", run, seconds=600, say=lambda line: None) == "success"
+    confirmed = {kind: world.states("optout", run)["confirm"] for kind, run in runs.items()}
+    assert confirmed == {kind: "success" if kind == "domain" else "skipped" for kind in runs}
+    said = {kind: world.api.xcom("optout", run, "prove") for kind, run in runs.items()}
+    assert [each["effective"] for each in said.values()] == [True] * len(runs)
+    return {kind: json.loads(read_bytes(each["receipt"])) for kind, each in said.items()}
+
+
+def ask_by_form(world: World, asked: Asked) -> str:
+    """Trigger a run; a picture is named by where it lies."""
+    conf = {"action": "exclude", "reference": f"by {asked.kind}", "keys": asked.key}
+    if not asked.key:
+        file = world.home / f"{asked.kind}.webp"
+        file.write_bytes(asked.encoded)
+        conf = {"action": "exclude", "reference": f"by {asked.kind}", "file": file.as_uri()}
+    return world.api.trigger("optout", conf=conf)
+
+
+def ask_by_inbox(world: World, asked: Asked) -> str:
+    """Drop the file; gives the run that it starts."""
+    inbox = Path(world.lake.optout_inbox().removeprefix("file://")) / "exclude" / f"by {asked.kind}"
+    inbox.mkdir(parents=True)
+    (inbox / "mine.jpg").write_bytes(asked.file)
+    known = {each["dag_run_id"] for each in world.api.runs("optout")}
+    world.api.trigger("optout_inbox")
+
+    def started() -> list[str]:
+        runs = {each["dag_run_id"] for each in world.api.runs("optout")} - known
+        return [each for each in runs if each.startswith("request_")]
+
+    world.until(started)
+    return started()[0]
+
+
+def test_a_request_by_each_kind_of_key_reaches_the_picture_its_copies_and_no_other(
+    planted: Planted, receipts: dict[str, Any]
+) -> None:
+    found = {kind: {sample["id"] for sample in receipt["samples"]} for kind, receipt in receipts.items()}
+    assert found == {each.kind: each.ids for each in planted.asked}
+    assert {kind: receipt["found"] for kind, receipt in receipts.items()} == dict.fromkeys(receipts, 4)
+    hows = {kind: sorted(sample["how"] for sample in receipt["samples"]) for kind, receipt in receipts.items()}
+    for kind in ("id", "url", "owner", "domain"):
+        assert hows[kind] == ["copy", "copy", "copy", "key"]
+    versions = {each.version for each in planted.readers.versions}
+    assert all({each["version"] for each in receipt["releases"]} == versions for receipt in receipts.values())
+
+
+def test_it_is_gone_for_runs_that_start_or_resume_from_copies_and_trees_and_from_the_next_release(
+    world: World, planted: Planted, receipts: dict[str, Any]
+) -> None:
+    readers, gone = planted.readers, set[str]().union(*(each.ids for each in planted.asked))
+    readers.refresh()
+    in_turn = sorted(planted.asked, key=lambda each: int(receipts[each.kind]["position"]))
+    positions = [int(receipts[each.kind]["position"]) for each in in_turn]
+    assert len(set(positions)) == len(in_turn)
+    fresh, resumed, steps = readers.after([positions[0] - 1, *positions])
+
+    before = dict(zip(readers.names, (each["ids"] for each in readers.before), strict=True))
+    assert set(before["v2 with duplicates"]) == gone | others()
+    for name, ids in zip(readers.names, fresh, strict=True):
+        assert len(ids) == len(set(ids))
+        assert set(ids) == set(before[name]) - gone, name
+    runs = [name for name in readers.names if name != "tree"]
+    for name, ids in zip(runs, resumed, strict=True):
+        rest = before[name][len(before[name]) // 2 :]
+        assert set(rest) & gone, "something of it had been opted out"
+        assert not set(ids) & gone, name
+        assert [new for new, old in zip(ids, rest, strict=True) if old not in gone] == [
+            old for old in rest if old not in gone
+        ]
+        assert set(ids) <= set(before[name])
+    for each, earlier, later in zip(in_turn, steps, steps[1:], strict=False):
+        assert earlier - later == each.ids, each.kind
+        assert later < earlier
+    following = release(world.lake, RUN)
+    assert following.version == "v3"
+    assert without_optouts(world, following) == others()

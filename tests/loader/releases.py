@@ -155,7 +155,7 @@ def build(
         kept_ids[f"{stream[0]}/{tier}/{ar}"].append(here)
         left_out |= set(ids) - set(here)
     sets = [tuple(sorted(each)) for each in reason_sets]
-    streams = [_write_stream(lake, dataset, version, key, entries[key], skipped[key], sets) for key in sorted(entries)]
+    streams = [write_stream(lake, dataset, version, key, entries[key], skipped[key], sets) for key in sorted(entries)]
     sources = tuple(_source(source, group_of[source], shards[source], by_source[source]) for source in sorted(shards))
     manifest = Manifest(
         dataset=dataset,
@@ -235,7 +235,7 @@ def _each_shard(shards: Shards) -> Iterator[tuple[str, str, int, str, int, int]]
                     yield source, part, tier, ar, number, samples
 
 
-def _write_stream(
+def write_stream(
     lake: Lake,
     dataset: str,
     version: str,

@@ -22,17 +22,24 @@ from smalti.optouts.request import Action, read_answer, read_request
 from smalti.optouts.rows import Parsed
 from smalti.optouts.status import State, standings
 from smalti.optouts.submit import NOTHING, hand_in
+from smalti.release import verify as verify_module
+from smalti.release.latest import live_versions
+from smalti.release.materialize import materialize
 from smalti.release.optouts import newest_position, read_snapshot
 from smalti.settings import OptoutRun
 from tests.conftest import snapshot
+from tests.maintenance.conftest import release
+from tests.optouts.conftest import RUN, deliver
 from tests.optouts.test_proof import selected
-from tests.support.pictures import picture, stored
+from tests.release.test_verify import kept_ids
+from tests.support.pictures import Row, picture, stored
 
 
 @pytest.fixture(autouse=True)
 def without_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing streaming takes many seconds, and the proof has a test with it."""
     monkeypatch.setattr(module, "prove_request", functools.partial(prove_request, read=selected))
+    monkeypatch.setattr(verify_module, "read_ids", kept_ids)
 
 
 def asked(lake: Lake, keys: str | Parsed, action: Action = Action.EXCLUDE, **more: object) -> OptoutRun:
@@ -118,6 +125,47 @@ def test_what_is_wide_or_matches_much_waits_for_a_person(released: Lake) -> None
     answer = read_answer(released, run.request)
     assert answer is not None
     assert answer.by == "Ada"
+
+
+def test_what_matches_much_more_than_was_confirmed_is_looked_at_again(released: Lake) -> None:
+    """Parts came between the answer and the step that applies it."""
+    run = asked(released, "owner somebody", confirm_above=3)
+    first = read_preview(released, run.request)
+    assert first is not None
+    sure = run.model_copy(update={"confirmed_by": "Ada", "seen": first.digest()})
+    deliver(released, "third", [Row("1.jpg", stored(picture(41))), Row("2.jpg", stored(picture(42)))])
+    with pytest.raises(InputError, match="waits for a person: it matches 11 places now, and 9 when it was looked at"):
+        apply(released, sure)
+    assert (newest_position(released), state_of(released, run)) == (0, State.WAITS)
+    with pytest.raises(InputError, match="waits for a person: it matches 11 places, more than 3"):
+        apply(released, sure)  # Ada has confirmed another preview
+    report = preview(released, run)
+    assert (report.matched, report.ask) == (11, "it matches 11 places, more than 3")
+    assert read_bytes(report.page).decode().count("<figure>") == 11
+    assert apply(released, run.model_copy(update={"confirmed_by": "Ada", "seen": report.digest})).position == 1
+    answer = read_answer(released, run.request)
+    assert answer is not None
+    assert (answer.by, answer.preview_sha256) == ("Ada", report.digest)
+    assert len(opted_out(released)) == 11
+    assert state_of(released, run) == State.RESOLVED
+
+
+def test_what_matches_little_more_than_was_seen_is_applied(released: Lake) -> None:
+    run = asked(released, "owner somebody")
+    deliver(released, "third", [Row("1.jpg", stored(picture(41)))])
+    assert apply(released, run).position == 1
+    assert len(opted_out(released)) == 10
+
+
+def test_a_second_preview_can_be_refused(released: Lake) -> None:
+    run = asked(released, "owner somebody", confirm_above=9)
+    deliver(released, "third", [Row("1.jpg", stored(picture(41)))])
+    with pytest.raises(InputError, match="matches 10 places now"):
+        apply(released, run)
+    assert not refuse(released, run.request, "Ada").apply
+    with pytest.raises(InputError, match="was refused"):
+        apply(released, run.model_copy(update={"confirmed_by": "Bob"}))
+    assert (newest_position(released), state_of(released, run)) == (0, State.REFUSED)
 
 
 def test_what_was_refused_is_never_applied(released: Lake) -> None:
@@ -220,4 +268,31 @@ def test_the_command_line_says_what_is_held_and_writes_nothing(
     assert (said["samples"], said["places"], said["sources"]) == (2, 2, {"demo": 1, "other": 1})
     assert [(each["id"], each["how"]) for each in said["held"]] == [("demo/1.jpg", "key"), ("other/copy.jpg", "copy")]
     assert said["unmatched_keys"] == [{"kind": "id", "value": "demo/nobody.jpg"}]
+    assert snapshot(released.root) == before
+
+
+def test_a_tree_that_a_request_reaches_is_succeeded_and_the_receipt_says_so(released: Lake) -> None:
+    settings = RUN.model_copy(update={"dataset": RUN.dataset.model_copy(update={"publish": "tree"})})
+    release(released, settings)
+    materialize(released.manifest("set", "v2"), released.tree("set", "v2"))
+    run = asked(released, "id demo/1.jpg")
+
+    report = apply(released, run)
+
+    assert (report.succeeded, report.warnings) == ({"set/v2": "v3"}, ())
+    assert live_versions(released, "set") == ("v3", "v1")
+    assert prove(released, run).effective
+    receipt = json.loads(read_bytes(released.optout_receipt(run.request, "exclude")))
+    assert {(each["version"], each["since"], each["tree"]) for each in receipt["releases"]} == {
+        ("v3", 0, False),
+        ("v1", 1, False),
+    }
+    assert receipt["replaced"] == [{"dataset": "set", "version": "v2", "successor": "v3", "tree": True}]
+    stone = objects.stat(released.release_tombstone("set", "v2"))
+    assert stone is not None
+    assert receipt["effective"] == datetime.fromtimestamp(stone.written, UTC).isoformat().replace("+00:00", "Z")
+    assert receipt["unreachable"][0]["where"] == "the tree of set v2"
+    assert "set v2</td><td>v3</td>" in read_bytes(released.optout_receipt_page(run.request, "exclude")).decode()
+    before = snapshot(released.root)
+    assert apply(released, run).succeeded == {}
     assert snapshot(released.root) == before

@@ -14,7 +14,7 @@ from smalti import objects
 from smalti.errors import ConflictError, CorruptError, InputError, MissingObject
 from smalti.lake import Lake
 from smalti.optouts import ledger as module
-from smalti.optouts.ledger import all_parts, resolve, settle, state, state_at
+from smalti.optouts.ledger import all_parts, resolve, settle, state
 from smalti.optouts.ledger_rows import in_order, read_matched
 from smalti.optouts.proof import prove
 from smalti.optouts.request import Action, read_request
@@ -346,7 +346,6 @@ def test_blocks_say_what_the_steps_say(lake: Lake, monkeypatch: pytest.MonkeyPat
     assert state(lake).position == count + 1
     assert objects.exists(lake.optout_block(8))
     assert len(state(lake).matched) < len(Ledger.of(steps(lake)).matched)
-    assert state_at(lake, 5).in_force == Ledger.of(steps(lake)[:5]).in_force
 
 
 def test_a_block_holds_what_its_steps_matched_for_requests_of_earlier_blocks(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from smalti import objects
@@ -20,16 +23,18 @@ from smalti.optouts.proof import prove
 from smalti.optouts.readback import Reading
 from smalti.optouts.receipt import Receipt, read_receipt
 from smalti.optouts.receipt_page import render
-from smalti.optouts.request import Action
+from smalti.optouts.request import Action, Request
 from smalti.release.latest import move_latest
 from smalti.release.manifest import read_manifest
 from smalti.release.materialize import materialize
 from smalti.release.optouts import OptoutSnapshot, newest_position, read_snapshot
 from smalti.release.summary import samples_of
+from smalti.shards.part import Part
 from tests.maintenance.conftest import release
 from tests.optouts.conftest import RUN
 from tests.optouts.lakes import Matched, ask, match, take_back
 from tests.release.conftest import build
+from tests.support.pictures import Row, picture, source_run, stored, write_table
 
 
 def selected(reading: Reading) -> Iterator[str]:
@@ -115,6 +120,29 @@ def test_a_receipt_and_its_page_have_no_key_and_no_owner_and_nothing_to_fetch(re
     assert {"pulled copies", "where the pictures were delivered from"} <= {each.where for each in receipt.unreachable}
 
 
+def test_what_a_step_failed_to_match_is_found_because_keys_are_matched_anew(released: Lake) -> None:
+    """The ledger knows nothing of it, so that a search for what the ledger knows would pass."""
+
+    def blind(lake: Lake, parts: Sequence[Part], requests: Sequence[Request], known: pa.Table | None = None) -> Matched:
+        found = match(lake, parts, requests, known)
+        return Matched(found.rows.filter(pc.not_equal(found.rows["id"], "demo/2.jpg")), found.unmatched)
+
+    request = ask(released, ("url", "https://example.org/1.jpg"), ("url", "https://example.org/2.jpg"))
+    table = objects.local_path(released.table("demo"))
+    assert table is not None
+    shutil.rmtree(table)  # tables know nothing of it, either
+    resolve(released, [request], match=blind)
+    with pytest.raises(CorruptError, match=r"demo/2.jpg is in .* which snapshot 1 lacks"):
+        proved(released, request)
+
+
+def test_what_is_in_a_table_alone_is_counted_and_has_no_place(released: Lake) -> None:
+    write_table(released, source_run("late"), [Row("a.jpg", stored(picture(1))), Row("b.jpg", stored(picture(99)))])
+    receipt = proved(released, in_force(released, ("id", "late/a.jpg")))
+    assert (receipt.ids, receipt.in_tables, receipt.found, receipt.unmatched) == (3, 1, 2, 0)
+    assert {each.id for each in receipt.samples} == {"demo/1.jpg", "other/copy.jpg"}
+
+
 def test_a_place_that_a_snapshot_lost_is_found_and_named(released: Lake) -> None:
     request = in_force(released, ("id", "demo/1.jpg"))
     snapshot = read_snapshot(released, 1)
@@ -142,7 +170,7 @@ def test_what_matching_missed_is_found(released: Lake) -> None:
     add(released, [Row("1.jpg", stored(picture(77)))], batch="b2")  # delivered again
     request = ask(released, ("id", "demo/1.jpg"))
     resolve(released, [request], match=careless)
-    with pytest.raises(CorruptError, match=r"demo/1\.jpg is in demo/00002-.* which snapshot 1 lacks"):
+    with pytest.raises(CorruptError, match=r"a matched sample is in demo/00002-.* which snapshot 1 lacks"):
         proved(released, request)
 
 
@@ -154,7 +182,8 @@ def test_what_the_loader_serves_and_must_not_is_named(released: Lake) -> None:
         yield "demo/1.jpg"
 
     with pytest.raises(
-        CorruptError, match=r"demo/1\.jpg is served by .*/v1/manifest\.json from extra/512 \(and 1 more\)"
+        CorruptError,
+        match=r"a matched sample \(sha256 of its id: [0-9a-f]{12}\.\.\.\) is served by .*/v1/manifest\.json from extra/512 \(and 1 more\)",
     ):
         prove(released, request, match=match, read=faulty)
 

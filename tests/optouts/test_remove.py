@@ -211,7 +211,7 @@ def test_the_stages_of_the_same_batch_run_again_and_bring_nothing_back(
     assert search(lake).keys() <= {"runs/source_made/2026/shard/driver.log"}
     # Its owner still delivers it: the next batch lists it, and it does not enter the table
     later = runs[0].model_copy(update={"batch": "b2"})
-    assert stage(lake, later).new == 1
+    assert stage(lake, later).new == 2  # and the table
     assert ingest(lake, later).dropped == {"optout": 1}
     assert search(lake).keys() <= {"runs/source_made/2026/shard/driver.log", "staging/made/b2/inventory.parquet"}
 

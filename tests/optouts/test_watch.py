@@ -133,14 +133,21 @@ def test_a_copy_is_known_by_the_rule_of_dedup(
     expected = any(
         same_picture(picture, each, RECOMMENDED_DISTANCE) and ratios_close(*size, *other) for each, other in held
     )
-    assert Watch.of([], matched(*held)).knows(picture, *size) == expected
+    watch = Watch.of([], matched(*held))
+    assert watch.knows(picture, *size) == expected
+    assert watch.knows_of(matched((fingerprint_of(1 << 50), (9, 9)), new, *held[:1]))[1] == expected
+    unknown = matched(new).set_column(2, "phash", pa.nulls(1, pa.uint64()))
+    assert not watch.knows_of(unknown).any()
 
 
 def test_many_of_one_hash_are_all_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("smalti.optouts.watch._PAIRS", 2)
     held = [(fingerprint_of(7, shade), (400, 300)) for shade in (10, 60, 110, 160, 210)]
     watch = Watch.of([], matched(*held))
-    assert [watch.knows(fingerprint_of(7, shade), 400, 300) for shade in (210, 10, 200)] == [True, True, False]
+    asked = [fingerprint_of(7, shade) for shade in (210, 10, 200)]
+    assert [watch.knows(each, 400, 300) for each in asked] == [True, True, False]
+    monkeypatch.setattr("smalti.optouts.watch._LISTED", 3)
+    assert list(watch.knows_of(matched(*((each, (400, 300)) for each in asked)))) == [True, True, False]
 
 
 def test_a_matched_sample_is_asked_for_by_its_id_and_its_bytes_whatever_its_fingerprint() -> None:

@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from smalti import objects
-from smalti.errors import InputError
+from smalti.config import Drops
+from smalti.curation.record import ROWS, Cluster, Curation
+from smalti.curation.recorded import Recorded
+from smalti.errors import ConflictError, InputError
 from smalti.lake import Lake
+from smalti.maintenance.garbage import gc
+from smalti.maintenance.live import references
+from smalti.release import successors
 from smalti.release import verify as verify_module
+from smalti.release.assemble import claimed_versions
+from smalti.release.diff import diff
 from smalti.release.latest import (
+    Ablation,
+    Latest,
+    Past,
+    give_up,
+    is_gone,
     live_versions,
     move_latest,
+    read_latest,
     stored_latest,
 )
-from smalti.release.manifest import Manifest, read_manifest
+from smalti.release.manifest import Manifest, read_manifest, read_skip_file, read_stream_index
 from smalti.release.optouts import OptoutSnapshot
 from smalti.release.publish import publish, rollback
 from smalti.release.successors import Succeeded, succeed
 from smalti.release.summary import samples_of, summary
-from smalti.release.tombstones import read_tombstone
-from smalti.release.verify import verify
+from smalti.release.tombstones import COLLECTED, Tombstone, read_tombstone, resumed_by, successor_of
+from smalti.release.verify import read_verified, verify, verify_manifest
 from smalti.settings import ReleaseRun
+from smalti.shards.part import committed_parts
 from tests.conftest import snapshot
+from tests.maintenance.conftest import APPLY, Died, content
 from tests.release.conftest import add, build
 from tests.release.test_verify import kept_ids
 from tests.support.pictures import Row, picture, release_run, stored
@@ -136,3 +155,314 @@ def test_what_was_succeeded_is_not_served_again(lake: Lake) -> None:
     assert rollback(lake, "set", "v4").previous == "v3"
     with pytest.raises(InputError, match="was succeeded by v4"):
         move_latest(lake, "set", "v1", read_manifest(lake.manifest("set", "v1")).digest)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Lake:
+    """v1 of one part, with a text page and a pair of copies, and v1 without text pages."""
+    lake = Lake.at(str(tmp_path / "small"))
+    add(lake, rows(0, 1, 2))
+    return lake
+
+
+def rows(*numbers: int) -> list[Row]:
+    found = [Row(f"{n}.jpg", stored(picture(n))) for n in numbers]
+    return [*found, Row("copy.jpg", stored(picture(2, 500, 500))), Row("text.jpg", stored(picture(20)), label="text")]
+
+
+def exchange_part(lake: Lake, *numbers: int, batch: str = "again") -> dict[str, str]:
+    """A part with other pictures in the place of the first one, as if the others had been erased."""
+    add(lake, rows(*numbers), batch=batch)
+    old, new = sorted(each.name for each in committed_parts(lake, "demo"))
+    return {f"demo/{old}": f"demo/{new}"}
+
+
+def test_parts_are_exchanged_and_what_was_decided_stays(small: Lake, tmp_path: Path) -> None:
+    denied = tmp_path / "denied.txt"
+    denied.write_text("demo/0.jpg\n")
+    run = release_run("demo", drops={"denylist": (denied.as_uri(),)}, reason_sets=(("text",),), expected={})
+    old = make(small, run)
+    ablation = make(small, run.model_copy(update={"without": ("text",)}))
+    unpublished = make(small, release_run("demo", drops={"labels": ("nsfw",)}), served=False)
+    denied.write_text("demo/2.jpg\n")
+    exchanged = exchange_part(small, 0, 2)
+
+    done = succeed(small, why="erased", exchanged=exchanged)
+
+    assert [(each.old, each.new) for each in done] == [("v1", "v3"), ("v1-without-text", "v3-without-text")]
+    new = read_manifest(small.manifest("set", "v3"))
+    assert [f"{s.name}/{part.name}" for s in new.sources for part in s.parts] == list(exchanged.values())
+    assert served(small, "v1") == {"demo/1.jpg", "demo/2.jpg"}
+    assert served(small, "v3") == {"demo/2.jpg"}
+    assert served(small, "v3-without-text") == {"demo/2.jpg", "demo/text.jpg"}
+    assert new.accounting.skipped == {"denylist": 1, "duplicate": 1, "text": 1}
+    assert (new.reason_sets, new.settings) == (old.reason_sets, old.settings)
+    assert new.warnings == (
+        f"denylist: {denied.as_uri()} has changed since the version before was curated; what it said then holds",
+    )
+    assert read_manifest(small.manifest("set", "v3-without-text")).without == ablation.without
+    assert is_gone(small, "set", unpublished.version)
+    with pytest.raises(InputError, match=r"version v2 of set was given up"):
+        publish(small, run.model_copy(update={"manifest": small.manifest("set", "v2")}))
+    assert "demo/1.jpg" not in objects.read_bytes(small.release_report("set", "v3")).decode()
+    denied.unlink()
+    assert succeed(small, why="erased", exchanged=exchanged) == ()
+    with pytest.raises(InputError, match="v1 of set was succeeded by v3: erased"):
+        verify_manifest(small.manifest("set", "v1"))
+
+
+def test_copies_of_what_was_erased_stay_left_out(small: Lake) -> None:
+    """`copy.jpg` was a duplicate of what is gone now: nobody asked for it to be served instead."""
+    make(small, release_run("demo"))
+    exchanged = exchange_part(small, 0, 1)
+    opt_out(small, "demo/2.jpg")
+    succeed(small, why="erased", exchanged=exchanged)
+    assert served(small, "v2") == {"demo/0.jpg", "demo/1.jpg"}
+    assert read_manifest(small.manifest("set", "v2")).accounting.skipped == {"optout": 1, "text": 1}
+
+
+def test_a_successor_with_the_content_of_another_version_is_a_version_of_its_own(small: Lake) -> None:
+    """It says whose checkpoints it resumes."""
+    run = release_run("demo", publish="tree")
+    make(small, run)
+    opt_out(small, "demo/1.jpg")
+    newer = make(small, run)
+    assert succeed(small, why=WHY) == (Succeeded("set", "v1", "v3"),)
+    found = read_manifest(small.manifest("set", "v3"))
+    assert (found.digest, found.succeeds and found.succeeds.version) == (newer.digest, "v1")
+    assert stored_latest(small, "set").published() == ("v2", "v3")
+    assert build(small, run).version == "v2"
+
+
+def test_nothing_is_left(small: Lake) -> None:
+    """LATEST names no version then, rather than an older one that nobody asked for."""
+    run = release_run("demo", publish="tree")
+    make(small, run)
+    add(small, [Row("late.jpg", stored(picture(9)))], batch="b2")
+    make(small, run.model_copy(update={"dataset": run.dataset.model_copy(update={"drops": Drops(denylist=())})}))
+    make(small, run.model_copy(update={"without": ("text",)}))
+    opt_out(small, "demo/0.jpg", "demo/1.jpg", "demo/2.jpg", "demo/copy.jpg", "demo/late.jpg")
+
+    done = succeed(small, why=WHY)
+
+    assert [(each.old, each.new) for each in done] == [("v2", None), ("v1", None), ("v2-without-text", None)]
+    assert (read_latest(small, "set"), live_versions(small, "set")) == (None, ())
+    for version in ("v1", "v2", "v2-without-text"):
+        stone = read_tombstone(small, "set", version)
+        assert (stone and stone.why, stone and stone.successor) == (WHY, None)
+    with pytest.raises(InputError, match="nothing is left of version v1 of set: opted out"):
+        rollback(small, "set", "v1")
+    assert succeed(small, why=WHY) == ()
+    add(small, [Row("new.jpg", stored(picture(12)))], batch="b3")
+    assert make(small, run).version == "v3"
+    assert stored_latest(small, "set").published() == ("v3",)
+
+
+def test_what_is_left_in_the_history_stays_live_when_nothing_is_left_of_latest(small: Lake) -> None:
+    run = release_run("demo")
+    make(small, run)
+    add(small, [Row("late.jpg", stored(picture(9)))], "other")
+    make(small, release_run("other"))
+    part = next(iter(committed_parts(small, "other")))
+    assert succeed(small, why="erased", exchanged={f"other/{part.name}": ""}) == (Succeeded("set", "v2", None),)
+    assert (read_latest(small, "set"), live_versions(small, "set")) == (None, ("v1",))
+    assert {(each.manifest.version, each.live) for each in references(small).releases} == {("v1", True)}
+    assert gc(small, APPLY.model_copy(update={"grace_days": 0})).given_up == ()
+    assert rollback(small, "set", "v1").version == "v1"
+    assert live_versions(small, "set") == ("v1",)
+
+
+def test_a_version_that_is_published_at_the_same_time_is_not_lost(small: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = release_run("demo", publish="tree")
+    make(small, run)
+    add(small, [Row("late.jpg", stored(picture(9)))], batch="b2")
+    later = run.model_copy(update={"manifest": make(small, run, served=False) and small.manifest("set", "v2")})
+    opt_out(small, "demo/1.jpg")
+    swap = objects.swap_bytes
+
+    def somebody_is_faster(uri: str, data: bytes, expected: str | None) -> bool:
+        monkeypatch.setattr(objects, "swap_bytes", swap)
+        monkeypatch.setattr(
+            "smalti.release.publish._refuse_opted_out", lambda *_: None
+        )  # it looked before the request came
+        publish(small, later)
+        return swap(uri, data, expected)
+
+    monkeypatch.setattr(objects, "swap_bytes", somebody_is_faster)
+    done = succeed(small, why=WHY)
+    assert [(each.old, each.new) for each in done] == [("v1", "v3"), ("v2", "v4")]
+    assert stored_latest(small, "set").published() == ("v4", "v3")
+    assert served(small, "v4") == {"demo/0.jpg", "demo/2.jpg", "demo/late.jpg"}
+
+
+@pytest.mark.parametrize("most", [10, pytest.param(1, marks=pytest.mark.prove)])
+def test_killed_at_every_write_a_rerun_ends_in_the_same(
+    small: Lake, tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = release_run("demo", publish="tree")
+    make(small, run)
+    make(small, run.model_copy(update={"without": ("text",)}))
+    exchanged = exchange_part(small, 0, 2)
+    opt_out(small, "demo/1.jpg")
+    shutil.copytree(str(objects.local_path(small.root)), tmp_path / "undisturbed")
+    quiet = Lake.at(str(tmp_path / "undisturbed"))
+    succeed(quiet, why=WHY, exchanged=exchanged)
+
+    killed = 0
+    while True:
+        revive = dying_after_writing(monkeypatch, random.randint(1, most))
+        try:
+            succeed(small, why=WHY, exchanged=exchanged)
+            break
+        except Died:
+            killed += 1
+            assert len(live_versions(small, "set")) == 2
+        finally:
+            revive()
+    print(f"killed {killed} times")
+    assert killed >= 2
+    assert lasting(small) == lasting(quiet)
+
+
+def lasting(lake: Lake) -> dict[str, object]:
+    """Everything but the times at which versions were made, sums over them, and names of the lake that v1 was made in."""
+    found: dict[str, object] = {
+        name: value
+        for name, value in content(lake).items()
+        if not name.endswith(("/manifest.json", "/verified.json")) and not ("/v1" in name and "streams.yaml" in name)
+    }
+    for version in claimed_versions(lake, "set"):
+        manifest = read_manifest(lake.manifest("set", version))
+        provenance = manifest.provenance.model_copy(update={"created": "", "files": {}})
+        found[version] = manifest.model_copy(update={"provenance": provenance})
+        assert read_verified(lake.manifest("set", version)) is not None
+    return found
+
+
+def dying_after_writing(monkeypatch: pytest.MonkeyPatch, writes: int) -> Callable[[], None]:
+    """From now on the process dies instead of writing once more than so many times; returns what ends that."""
+    left = [writes]
+    real = {name: getattr(objects, name) for name in ("create_bytes", "swap_bytes")}
+
+    def dying(name: str) -> Callable[..., bool]:
+        def call(uri: str, *arguments: object) -> bool:
+            if not left[0] and (name == "swap_bytes" or not objects.exists(uri)):
+                raise Died
+            done = bool(real[name](uri, *arguments))
+            left[0] -= done
+            return done
+
+        return call
+
+    for name in real:
+        monkeypatch.setattr(objects, name, dying(name))
+
+    def revive() -> None:
+        for name, function in real.items():
+            monkeypatch.setattr(objects, name, function)
+
+    return revive
+
+
+def test_what_checkpoints_resume_by_stays_as_long_as_the_last_successor_is_live(small: Lake) -> None:
+    run = release_run("demo", publish="tree")
+    make(small, run)
+    opt_out(small, "demo/1.jpg")
+    succeed(small, why=WHY)
+    opt_out(small, "demo/1.jpg", "demo/0.jpg", position=2)
+    assert succeed(small, why=WHY) == (Succeeded("set", "v2", "v3"),)
+    assert successor_of(small, "set", "v1") == "v3"
+    needed = {version: {*resumed_by(small, "set", version)} for version in ("v1", "v2")}
+    now = APPLY.model_copy(update={"grace_days": 0, "keep_versions": 1})
+
+    for _ in range(2):
+        gc(small, now)
+
+    for version, uris in needed.items():
+        there = {each.uri for each in objects.list_objects(small.release("set", version))}
+        names = {uri.removeprefix(small.release("set", version) + "/").partition("/")[0] for uri in there}
+        assert names == {"claim.json", "tombstone.json", "manifest.json", "streams"}
+        assert {*resumed_by(small, "set", version)} == uris
+        for stream in read_manifest(small.manifest("set", version)).streams:
+            read_stream_index(small.manifest("set", version), stream)
+            read_skip_file(small.manifest("set", version), stream)
+    assert diff(small.manifest("set", "v1"), small.manifest("set", "v3")).lost == {"optout": 2}
+
+    add(small, [Row("late.jpg", stored(picture(9)))], batch="b2")
+    make(small, run)
+    for _ in range(3):
+        gc(small, now)
+    for version in ("v1", "v2", "v3"):
+        left = {each.uri.rpartition("/")[2] for each in objects.list_objects(small.release("set", version))}
+        assert left == {"claim.json", "tombstone.json"}
+    for look in (verify_manifest, lambda uri: diff(uri, small.manifest("set", "v4"))):
+        with pytest.raises(InputError, match="v1 of set was succeeded by v3"):
+            look(small.manifest("set", "v1"))
+
+
+def test_latest_exchanges_versions_at_their_places() -> None:
+    def past(*versions: str) -> tuple[Past, ...]:
+        return tuple(Past(version=each, digest=each) for each in versions)
+
+    a, b = (Ablation(version=name, digest=name, base=base) for name, base in (("v1-a", "v1"), ("v3-b", "v3")))
+    latest = Latest(version="v3", digest="v3", history=past("v1", "v2"), collected=("v0",), ablations=(a, b))
+    new = dict(zip(("v1", "v3-b", "v9"), past("v4", "v4-b", "v8"), strict=True))
+    after = latest.with_successors(new, WHY)
+    assert after.published() == ("v3", "v2", "v4")
+    assert [(each.version, each.base) for each in after.ablations] == [("v1-a", "v4"), ("v4-b", "v3")]
+    assert after.collected == ("v0", "v1", "v3-b"), "v9 was not live"
+    assert after.with_successors(new, WHY) == after
+
+    same = latest.with_successors({"v1": Past(version="v3", digest="v3"), "v2": None}, WHY)
+    assert (same.published(), [(each.version, each.by) for each in same.succeeded]) == (
+        ("v3",),
+        [("v1", "v3"), ("v2", "")],
+    )
+    gone = latest.with_successors({"v3": None}, WHY)
+    assert (gone.version, gone.published(), gone.collected) == ("", ("v2", "v1"), ("v0", "v3", "v3-b"))
+    assert gone.followed_by("v5", "v5").published() == ("v5", "v2", "v1")
+
+
+def test_a_successor_that_maintenance_took_is_made_anew(small: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(small, release_run("demo", publish="tree"))
+    opt_out(small, "demo/1.jpg")
+    tree = successors.write_tree
+
+    def and_meanwhile(*arguments: object, **more: object) -> None:
+        give_up(small, "set", ["v2"], None)
+        monkeypatch.setattr(successors, "write_tree", tree)
+
+    monkeypatch.setattr(successors, "write_tree", and_meanwhile)
+    with pytest.raises(ConflictError, match="v2 was given up before it succeeded another"):
+        succeed(small, why=WHY)
+    assert live_versions(small, "set") == ("v1",)
+    assert succeed(small, why=WHY) == (Succeeded("set", "v1", "v3"),)
+
+
+def test_a_tombstone_without_a_successor_is_read_as_it_was_written_before(small: Lake) -> None:
+    stone = b'{"why":"collected as garbage"}\n'
+    objects.create_bytes(small.release_tombstone("set", "v1"), stone)
+    found = read_tombstone(small, "set", "v1")
+    assert found == Tombstone(why=COLLECTED)
+    assert found.encode() == stone
+    assert successor_of(small, "set", "v1") is None
+
+
+def test_a_decision_of_a_person_follows_its_cluster_to_another_name() -> None:
+    import polars as pl
+
+    cluster = Cluster(name="00", samples=3, quarantined=0, decided="keep", examples=("demo/0", "demo/1", "demo/2"))
+    other = Cluster(name="77", samples=3, quarantined=0, decided="merge", examples=("demo/7",))
+    curation = Curation(
+        dataset="set",
+        parts=(),
+        settings={},
+        reasons=(),
+        clusters=(cluster, other),
+        rows=0,
+        rows_sha256="",
+        samples=0,
+        kept=0,
+    )
+    ids, number = pl.Series(["demo/1", "demo/2", "demo/5", "demo/7"]), np.array([0, 0, -1, 1])
+    assert Recorded(curation, ROWS.empty_table()).renamed(("11", "77"), ids, number) == {"11": "keep"}

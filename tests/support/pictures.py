@@ -22,6 +22,7 @@ from smalti.images.fingerprint import fingerprint
 from smalti.lake import Lake
 from smalti.objects import create_bytes, lance_options
 from smalti.settings import ReleaseRun, SourceRun
+from smalti.table.fragments import url_host
 from smalti.table.schema import caption_columns, label_columns, table_schema
 from smalti.table.store import STORAGE_VERSION
 
@@ -82,12 +83,15 @@ class Row:
     size: tuple[int, int] | None = None  # upright, px; else as the header says
     source_caption: str | None = None
     extra: tuple[tuple[str, str | None, str | None], ...] = ()  # profile, caption, status
+    owner: str = "somebody"
+    url: str | None = None  # default: https://example.org/<key>
 
     def as_dict(self, run: SourceRun) -> dict[str, Any]:
         width, height = self.size or probe(self.image)[1:]
         caption, status = caption_columns(run.captioner.name)[:2]
         label, score, labelled, *_ = label_columns(run.classifier.name, run.captioner.name)
         bucket = bucket_of(width, height)
+        url = self.url or f"https://example.org/{self.key}"
         row = {
             "id": f"{run.source.name}/{self.key}",
             "source": run.source.name,
@@ -99,10 +103,10 @@ class Row:
             "bytes": len(self.image),
             "sha256": hashlib.sha256(self.image).hexdigest(),
             "caption_source": self.source_caption,
-            "owner": "somebody",
+            "owner": self.owner,
             "licence": self.licence,
-            "url": f"https://example.org/{self.key}",
-            "url_host": "example.org",
+            "url": url,
+            "url_host": url_host(url),
             "metadata": "{}",
             caption: self.caption,
             status: self.status,

@@ -16,13 +16,16 @@ from smalti.images.decode import decode
 from smalti.images.fingerprint import fingerprint as fingerprint_of
 from smalti.lake import Lake
 from smalti.optouts.keys import Key, KeyKind, Print, key_of
+from smalti.optouts.ledger import resolve as apply_request
 from smalti.optouts.request import Action
+from smalti.release.optouts import newest_position, read_snapshot
 from smalti.release.summary import _without_bucket
 from smalti.settings import SourceRun
 from smalti.sources.inventory import stage
 from smalti.table import columns as columns_module
 from smalti.table import fingerprint as module
 from smalti.table import ingest as ingest_module
+from smalti.table.caption import caption
 from smalti.table.columns import Filled, Filling, backfill
 from smalti.table.fingerprint import FingerprintReport, fingerprint
 from smalti.table.index import describe
@@ -170,6 +173,50 @@ def test_a_checkpoint_from_before_the_request_stays_valid(
     ask(lake, Action.EXCLUDE, key_of("owner", "owner 1"))
     report = fingerprint(lake, run)
     assert (report.rows_in, report.rows_out, report.computed) == (3, 3, 0)
+
+
+def test_what_was_fingerprinted_before_the_request_is_not_captioned(lake: Lake, run: SourceRun) -> None:
+    fingerprint(lake, run)
+    ask(lake, Action.EXCLUDE, key_of("owner", "owner 1"))
+    shown = Key(kind=KeyKind.IMAGE, value="c" * 64, fingerprint=printed(again(2)))
+    ask(lake, Action.EXCLUDE, shown)
+    report = caption(lake, run)
+    assert (report.rows_in, report.rows_out, report.dropped, report.computed) == (3, 1, {"optout": 2}, 1)
+    assert drops(lake) == {"p0.jpg": None, "p1.jpg": "optout", "p2.jpg": "optout"}
+    row = rows_of(lake, "made", "tier", "ar", "phash", "image")[2]
+    assert (row["tier"], row["ar"], row["phash"]) == (0, None, fingerprint_of(picture(2)).phash)
+    assert fingerprint(lake, run).rows_out == 1
+    assert caption(lake, run).model_dump(exclude={"seconds", "computed"}) == report.model_dump(
+        exclude={"seconds", "computed"}
+    )
+
+
+def test_a_row_that_is_a_copy_of_a_new_row_that_a_key_names_is_not_captioned(lake: Lake, made: Made) -> None:
+    """Neither is a copy of that one: the first is dropped unread, so that no watch can know what it shows before the ledger has looked."""
+    images = [stored(picture(1)), stored(picture(1, 900, 900)), stored(picture(2))]
+    for n, data in enumerate(images):
+        made.put(f"images/p{n}.jpg", data)
+    made.table([{"file": f"p{n}.jpg", "caption": "x", "owner": f"owner {n}"} for n in range(len(images))])
+    made.config["columns"] = Columns(key="file", caption="caption", owner="owner")
+    run = made.run()
+    settled = ask(lake, Action.EXCLUDE, key_of("owner", "owner 0"))
+    apply_request(lake, [settled])
+    stage(lake, run)
+    ingest(lake, run)
+    assert fingerprint(lake, run).dropped == {"optout": 1}
+    assert caption(lake, run).dropped == {"optout": 2}
+    assert drops(lake) == {"p0.jpg": "optout", "p1.jpg": "optout", "p2.jpg": None}
+    position = newest_position(lake)
+    assert set(read_snapshot(lake, position).ids) == {"made/p0.jpg", "made/p1.jpg"}
+
+
+def test_what_was_captioned_before_the_request_stays_captioned(lake: Lake, run: SourceRun) -> None:
+    fingerprint(lake, run)
+    before = caption(lake, run)
+    ask(lake, Action.EXCLUDE, key_of("owner", "owner 1"))
+    assert caption(lake, run).model_dump(exclude={"seconds", "computed"}) == before.model_dump(
+        exclude={"seconds", "computed"}
+    )
 
 
 ROBOTS: dict[str, Any] = {"p0.jpg": "noindex, NoImageAI", "p1.jpg": "noindex", "p2.jpg": "", "p3.jpg": "?"}

@@ -77,17 +77,25 @@ def curate(lake: Lake, run: ReleaseRun) -> CurateReport:
     opted_out = frozenset(optouts.ids)
     opted_out |= before.copies_of(opted_out) if before else frozenset()
     log.info("curate: %d samples of %d parts", sum(reader.sizes), len(parts))
-    decisions = decide(
-        reader,
-        dataset.drops,
-        denied=denied,
-        priorities=priorities,
-        optouts=optouts.shards,
-        opted_out=opted_out,
-        reason_sets=dataset.reason_sets,
-        lifted=run.without,
-        decided=people,
-    )
+
+    def decide_with(people: Mapping[str, str]) -> Decisions:
+        return decide(
+            reader,
+            dataset.drops,
+            denied=denied,
+            priorities=priorities,
+            optouts=optouts.shards,
+            opted_out=opted_out,
+            reason_sets=dataset.reason_sets,
+            lifted=run.without,
+            decided=people,
+        )
+
+    decisions = decide_with(people)
+    copies = decisions.copies
+    if before and (renamed := before.renamed(copies.names, copies.id, copies.cluster)):
+        people |= renamed
+        decisions = decide_with(people)
     skipped = first_reasons(decisions.reasons)
     samples = sum(part.samples for part in parts)
     warnings = [f"source {name} has no part and is missing from the release" for name in inputs.missing]

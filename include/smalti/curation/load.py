@@ -15,7 +15,7 @@ from smalti import objects
 from smalti.config import expand
 from smalti.curation.dedup import KEEP, MERGE
 from smalti.curation.near import Ints, Mask
-from smalti.curation.readers import Reader, Thumbnails
+from smalti.curation.readers import Rows, Thumbnails
 from smalti.curation.record import TextFile
 from smalti.errors import InputError, MissingObject
 from smalti.lake import Lake
@@ -32,13 +32,13 @@ Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
 
-def starts_of(reader: Reader) -> Ints:
+def starts_of(reader: Rows) -> Ints:
     """The number of each part's first row, and of all rows at the end."""
     return np.append(0, np.cumsum(np.asarray(reader.sizes, np.int64))).astype(np.int64)
 
 
 def chunks(
-    reader: Reader, columns: Sequence[str], look: Callable[[int, int, Any], Outcome]
+    reader: Rows, columns: Sequence[str], look: Callable[[int, int, Any], Outcome]
 ) -> Iterator[tuple[slice, Outcome]]:
     """Rows, and what `look` found in some columns of them; at most ROWS at a time, all rows in their order.
 
@@ -57,7 +57,7 @@ def chunks(
         yield found
 
 
-def read_rows(reader: Reader, columns: Sequence[str], rows: Ints, use: Callable[[slice, int, Any], None]) -> None:
+def read_rows(reader: Rows, columns: Sequence[str], rows: Ints, use: Callable[[slice, int, Any], None]) -> None:
     """Some columns of some rows (ascending): `use` gets their places in `rows`, their part, and their frame."""
     import polars as pl
 
@@ -68,7 +68,7 @@ def read_rows(reader: Reader, columns: Sequence[str], rows: Ints, use: Callable[
         use(chunk.places, chunk.part, frame)
 
 
-def read_thumbnails(reader: Reader, rows: Ints) -> Thumbnails:
+def read_thumbnails(reader: Rows, rows: Ints) -> Thumbnails:
     """`colour` of some rows (ascending): uint8 (rows, THUMBNAIL).
 
     Raises:
@@ -102,7 +102,7 @@ class _Chunk:
         return taken
 
 
-def _chunks_with(reader: Reader, rows: Ints) -> list[_Chunk]:
+def _chunks_with(reader: Rows, rows: Ints) -> list[_Chunk]:
     starts, found = starts_of(reader), []
     for part, size in enumerate(reader.sizes):
         for start in range(0, size, ROWS):

@@ -8,7 +8,7 @@ from html import escape
 from smalti.curation.record import Cluster
 from smalti.errors import SmaltiError
 from smalti.lake import Lake
-from smalti.page import STYLE, figure, number
+from smalti.page import document, figure, number
 from smalti.release.collect import Shown
 from smalti.release.pictures import thumbnail
 
@@ -42,13 +42,7 @@ def render(
     )
     more = f"<p class=note>The {SHOWN} largest of {number(len(clusters))}.</p>" if len(clusters) > SHOWN else ""
     sections = [_section(lake, each, members.get(each.name, [])) for each in clusters[:SHOWN]]
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Quarantine of {escape(dataset)}</title>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<style>{STYLE}</style></head>\n<body><main>\n"
-        + "\n".join([head, more, *sections])
-        + "\n</main></body></html>\n"
-    )
+    return document(f"Quarantine of {dataset}", [head, more, *sections])
 
 
 def _section(lake: Lake, cluster: Cluster, members: Sequence[Shown]) -> str:

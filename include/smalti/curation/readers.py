@@ -22,8 +22,8 @@ from smalti.shards.samples import KEYS, SCHEMA, THUMBNAIL, keys_of, stored
 Thumbnails = npt.NDArray[np.uint8]
 
 
-class Reader(Protocol):
-    """Rows in parts, numbered through: part after part, each sorted by shard and index."""
+class Rows(Protocol):
+    """Rows in parts, numbered through: part after part."""
 
     @property
     def sources(self) -> Sequence[str]:
@@ -33,14 +33,18 @@ class Reader(Protocol):
     def sizes(self) -> Sequence[int]:
         """Samples of each part."""
 
-    def places(self, part: int) -> Mapping[str, int]:
-        """Batch of a row of a part -> its place among all that was delivered: of two samples of one id the larger is newer."""
-
     def read(self, part: int, columns: Sequence[str], start: int, rows: int) -> Any:
         """A polars frame of some columns of the rows `start` to `start + rows` of a part."""
 
     def thumbnails(self, part: int, start: int, taken: Mask) -> Thumbnails:
         """`colour` of some of the rows from `start` on, as `taken` says by row: uint8 (taken, THUMBNAIL), any bytes where there is none."""
+
+
+class Reader(Rows, Protocol):
+    """Rows of samples that are delivered again and again: each part is sorted by shard and index."""
+
+    def places(self, part: int) -> Mapping[str, int]:
+        """Batch of a row of a part -> its place among all that was delivered: of two samples of one id the larger is newer."""
 
 
 @dataclass(frozen=True)

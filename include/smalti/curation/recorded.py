@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,6 +39,24 @@ class Recorded:
     def decided(self) -> dict[str, str]:
         """Cluster -> what a person had decided."""
         return {each.name: str(each.decided) for each in self.curation.clusters if each.decided}
+
+    def renamed(self, names: Sequence[str], ids: Any, cluster: Any) -> dict[str, str]:
+        """Cluster -> what a person had decided of it, for clusters that have another name since a sample went: the one that named it.
+
+        Args:
+            names: of the clusters now.
+            ids, cluster: of samples, and the number of the cluster that each is in, or -1.
+        """
+        lost = [each for each in self.curation.clusters if each.decided and each.name not in names]
+        if not lost:
+            return {}
+        wanted = {name for each in lost for name in each.examples}
+        at = {name: int(cluster[place]) for place, name in enumerate(ids.to_list()) if name in wanted}
+        found = {}
+        for each in lost:
+            for number in sorted({at[name] for name in each.examples if at.get(name, -1) >= 0}):
+                found[names[number]] = str(each.decided)
+        return found
 
     def denied(self) -> frozenset[str]:
         """Ids of samples that a denylist had."""

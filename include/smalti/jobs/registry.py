@@ -67,8 +67,8 @@ OPTOUT_STAGES = (
     Stage("optout_preview", "smalti.optouts.preview:preview", OptoutRun),
     Stage("optout_apply", "smalti.optouts.apply:apply", OptoutRun),
     Stage("optout_prove", "smalti.optouts.apply:prove", OptoutRun),
-    Stage("optout_remove", "smalti.optouts.remove:remove", OptoutRun, uses_ray=True),
     Stage("optout_erase", "smalti.optouts.erase:erase", OptoutRun, uses_ray=True),
+    Stage("optout_remove", "smalti.optouts.remove:remove", OptoutRun, uses_ray=True),
 )
 STAGES = {stage.name: stage for stage in (*SOURCE_STAGES, *RELEASE_STAGES, *MAINTENANCE_STAGES, *OPTOUT_STAGES)}
 

@@ -16,16 +16,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from time import time_ns
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from streaming import StreamingDataset
 from streaming.base.dataset import _ShardState
 from streaming.base.distributed import get_rank
@@ -33,19 +30,16 @@ from streaming.base.world import World
 
 from smalti.errors import InputError, SmaltiError
 from smalti.loader.arguments import check_arguments, check_choice, is_where_it_lies
-from smalti.loader.captions import Captions, choice_of, in_some_shards
+from smalti.loader.captions import Captions
+from smalti.loader.plan import Plan, Source, Wanted
 from smalti.loader.position import Position, look_for
-from smalti.loader.presence import fault_of_shards
-from smalti.loader.skips import Optouts, lift, served_shards
-from smalti.loader.small import Chosen, SmallStreams, that_fill_a_batch
-from smalti.loader.streams import SkipStream, SkipStreamMixin, check_stream_class, unused_transport
-from smalti.loader.substitutes import Exchanger, substitutes
+from smalti.loader.small import SmallStreams
+from smalti.loader.streams import SkipStream, SkipStreamMixin, check_stream_class
+from smalti.loader.substitutes import Exchanger
+from smalti.loader.successors import Successor, check_not_succeeded, succeeded
 from smalti.loader.together import Asked, Place, agreed, check_same, connected, together
-from smalti.objects import local_path, normalise_uri
-from smalti.reasons import SkipReason
-from smalti.release.manifest import Manifest, StreamEntry, parts_uri, read_manifest
-from smalti.release.optouts import lake_of, read_snapshot
-from smalti.release.skips import canonical_json, sha256
+from smalti.objects import normalise_uri
+from smalti.release.manifest import Manifest, read_manifest
 
 log = logging.getLogger("smalti")
 
@@ -63,44 +57,6 @@ _ORDER = (
     "shuffle_seed",
 )
 """Arguments of StreamingDataset that decide the order of samples."""
-
-_READERS = 16
-"""Requests at once for indices and skip files: a release of 52 streams a group has about a hundred, of 50 ms each."""
-
-_NONE = np.array((), np.int64)
-
-
-@dataclass(frozen=True)
-class _Source:
-    """What a dataset was asked for; it may have to be set up a second time, for a checkpoint."""
-
-    uri: str
-    local: Path | None
-    entries: tuple[StreamEntry, ...]
-    lifted: frozenset[SkipReason]
-    small: SmallStreams
-    stream_class: Callable[..., SkipStreamMixin]
-    batch_size: int
-    streaming: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What a dataset is to become.
-
-    Attributes:
-        gone, instead: sample numbers, and those of their substitutes.
-        hidden: columns that only some samples have.
-        report: level and line.
-    """
-
-    position: int
-    selection: str
-    streams: list[SkipStreamMixin]
-    gone: NDArray[np.int64]
-    instead: NDArray[np.int64]
-    hidden: tuple[str, ...]
-    report: list[tuple[int, str]]
 
 
 class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is untyped
@@ -161,39 +117,40 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             check_arguments(uri, here, small_streams, batch_size, max_optout_age, streaming)
             check_stream_class(stream_class, uri)
             check_choice(uri, {"tiers": tiers, "groups": groups, "without": without}, optouts)
-            self.manifest = read_manifest(uri)
-            self._captions = choice_of(captions, self.manifest.captions, uri)
-            lifted = lift(self.manifest, without)
-            self._source = _Source(
-                uri,
-                None if here is None else Path(here).absolute(),
-                tuple(self.manifest.select(tiers or None, groups or None, lifted)),
-                lifted,
-                small_streams,
-                stream_class,
-                batch_size,
-                streaming,
-            )
-            position = look_for(uri, self.manifest, optouts, max_optout_age)
-            return Asked(Place.here(), self.manifest.digest, str(self._source.local), position)
+            release = read_manifest(uri)
+            if get_rank() == 0:
+                check_not_succeeded(uri, release)
+            where = None if here is None else Path(here).absolute()
+            wanted = Wanted(where, tiers, groups, without, captions, small_streams, stream_class, batch_size, streaming)
+            self._opened = self._source = Source.of(uri, release, wanted)
+            position = look_for(uri, release, optouts, max_optout_age)
+            return Asked(Place.here(), release.digest, str(where), position)
 
         with connected():
             self._newest = agreed(together(ask))
-            plan = self._together(lambda: self._plan(self._newest))
+            plan = self._together(lambda: Plan.of(self._opened, self._newest, self._newest))
             assert plan is not None
             self._become(plan)
 
-    def _together(self, make: Callable[[], _Plan | None]) -> _Plan | None:
+    @property
+    def manifest(self) -> Manifest:
+        """Of the release that is served; after a resume, of the checkpoint's."""
+        return self._source.manifest
+
+    def _together(self, make: Callable[[], Plan | None]) -> Plan | None:
         """What every rank is to become, if none has anything against it.
 
         StreamingDataset's own start has barriers: what can fail on one rank only must have happened before.
         """
-        made: list[_Plan | None] = []
+        made: list[Plan | None] = []
 
         def prepare() -> tuple[dict[str, str], bytes]:
             made.append(plan := make())
-            said = {"position of opt-outs": str(plan.position if plan else self.optouts)}
-            return (said | self._said_of(plan), _to_fetch(plan, self._source)) if plan else (said, b"")
+            if plan is None:
+                return {"position of opt-outs": str(self.optouts)}, b""
+            wanted = self._opened.wanted
+            asked = {"batch_size": wanted.batch_size} | {name: wanted.streaming.get(name) for name in _ORDER}
+            return {name: repr(value) for name, value in asked.items()} | plan.said(), plan.to_fetch()
 
         told = together(prepare)
         plan = made[0]
@@ -201,83 +158,42 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             check_same(what, [said.get(what) for said, _ in told])
         needed = [needed for _, needed in told if needed]
         if plan is not None and needed:
-            fault = together(lambda: _fault(plan, self._source, self.manifest, needed) if get_rank() == 0 else None)[0]
+            fault = together(lambda: plan.fault(needed) if get_rank() == 0 else None)[0]
             if fault is not None:
                 raise fault
         return plan
 
-    def _said_of(self, plan: _Plan) -> dict[str, str]:
-        """What must be the same on every rank, so that they serve parts of one order."""
-        source = self._source
-        asked = {"batch_size": source.batch_size} | {name: source.streaming.get(name) for name in _ORDER}
-        kept = [[stream.name, stream.kept] for stream in plan.streams]
-        exchanged = sha256(plan.gone.tobytes() + plan.instead.tobytes())
-        return {
-            **{name: repr(value) for name, value in asked.items()},
-            "choice of streams": plan.selection,
-            "captions": repr(self._captions.shares),
-            "set of samples": sha256(canonical_json([kept, exchanged]))[:16],
-        }
-
-    def _plan(self, position: int) -> _Plan:
-        """The dataset of this position, with substitutes for what was opted out up to the newest.
-
-        Raises:
-            InputError: nothing is left of a stream, or no stream fills a batch. Nothing has changed then.
-        """
-        source = self._source
-        applied = self._opted_out(position)
-        since = {} if position == self._newest else self._opted_out(self._newest)
-        streams, shares, report = that_fill_a_batch(
-            self.manifest, _choose(source, applied), source.small, source.batch_size, source.streaming
+    def _become(self, plan: Plan) -> None:
+        self._source, self.optouts, self._selection, self._hidden = (
+            plan.source,
+            plan.position,
+            plan.selection,
+            plan.hidden,
         )
-        self._captions.check_columns(streams, source.uri)
-        if not self._captions.is_plain:
-            report.append((logging.INFO, self._captions.line()))
-        gone, instead = _exchanged(self.manifest, streams, since)
-        if len(gone):
-            report.append((
-                logging.WARNING,
-                f"{len(gone)} samples were opted out since the checkpoint: others stand in",
-            ))
-        names = [stream.name for stream in streams]
-        selection = sha256(canonical_json([names, sorted(source.lifted)]))[:16]
-        made = [_stream(source, self.manifest, stream, share) for stream, share in zip(streams, shares, strict=True)]
-        unused = unused_transport(type(made[0]))
-        if unused:
-            report.append((logging.WARNING, f"{', '.join(unused)}: not called for a release; override fetch_shard"))
-        return _Plan(position, selection, made, gone, instead, in_some_shards(streams), report)
-
-    def _become(self, plan: _Plan) -> None:
-        source = self._source
-        self.optouts, self._selection, self._hidden = plan.position, plan.selection, plan.hidden
-        super().__init__(streams=plan.streams, batch_size=source.batch_size, **source.streaming)
+        wanted = plan.source.wanted
+        super().__init__(streams=plan.streams, batch_size=wanted.batch_size, **wanted.streaming)
         if len(plan.gone):  # whoever asks where a sample is, to fetch or to serve it, is told where its substitute is
             self.spanner = Exchanger(self.spanner, plan.gone, plan.instead)
         if self._unique_rank_world.is_leader:
             for level, line in plan.report:
                 log.log(level, line)
 
-    def _opted_out(self, position: int) -> Optouts:
-        """What must not be served besides what the release skips."""
-        if position == self.manifest.optouts:
-            return {}
-        return read_snapshot(lake_of(self._source.uri), position).shards
-
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
         """StreamingDataset's, with the release's digest, the choice of streams and captions, and the position of the opt-outs."""
         state: dict[str, Any] = super().state_dict(num_samples, from_beginning)
         ours = {"release": self.manifest.digest, "selection": self._selection, "optouts": self.optouts}
-        return state | ours | {"captions": self._captions.shares}
+        return state | ours | {"captions": self._source.captions.shares}
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         """Resume, on every rank and before the first batch.
 
-        The order is the checkpoint's. What was opted out since then is exchanged for other samples of its stream.
+        The order is the checkpoint's. What was opted out since then is exchanged for other samples of its stream. The state may be of a
+        version that the manifest's succeeds: the dataset then is one of that version, see smalti.loader.successors.
 
         Raises:
             InputError: the state is of another release, of other streams or captions of this one, or of opt-outs that are not known here;
                 or nothing is left of a stream that it needs.
+            MissingObject, CorruptError: what is to be there of a version that was succeeded is not, or is damaged.
         """
         with connected():
             plan = self._together(lambda: self._plan_for(obj))
@@ -289,25 +205,20 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             together(lambda: load(obj) if first else None)
             together(lambda: None if first else load(obj))
 
-    def _plan_for(self, obj: object) -> _Plan | None:
+    def _plan_for(self, obj: object) -> Plan | None:
         """What to become for a checkpoint; None: this dataset is it."""
-        where = f"{self.manifest.dataset} {self.manifest.version}"
+        where = self._opened.where
         if not isinstance(obj, dict):
             raise InputError(f"a {type(obj).__name__} is no checkpoint's state", where, "Pass what state_dict returned")
-        if obj.get("release") != self.manifest.digest:
-            raise InputError(
-                f"the checkpoint belongs to the release with digest {obj.get('release')}, not {self.manifest.digest}",
-                where,
-                "Open the manifest that the run was started with",
-            )
-        self._captions.check_state(obj, where)
-        position = obj.get("optouts", self.manifest.optouts)
+        source = self._source_of(obj.get("release"), where)
+        source.captions.check_state(obj, where)
+        position = obj.get("optouts", source.manifest.optouts)
         if type(position) is not int:
             raise InputError(f"the state's optouts={position!r} is no position", where, "Pass what state_dict returned")
         for name in ("epoch", "sample_in_epoch"):
             if type(obj.get(name)) is not int:
                 raise InputError(f"the state's {name} is {obj.get(name)!r}", where, "Pass what state_dict returned")
-        plan = self._plan_of(position, where)
+        plan = self._plan_of(source, position, where)
         if obj.get("selection") != (plan.selection if plan else self._selection):
             raise InputError(
                 "the checkpoint was made with other tiers, groups, `without` or `small_streams`, or another number of ranks "
@@ -317,15 +228,32 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             )
         return plan
 
-    def _plan_of(self, position: int, where: str) -> _Plan | None:
-        """What to become for a checkpoint of this position; None: this dataset is it."""
+    def _source_of(self, digest: object, where: str) -> Source:
+        """The release with this digest: the one that is served or was opened, or one that it succeeds."""
+        for source in (self._source, self._opened):
+            if digest == source.manifest.digest:
+                return source
+        opened, names = self._opened, []
+        for uri, manifest in succeeded(opened.uri, opened.manifest):
+            if digest == manifest.digest:
+                return Source.of(uri, manifest, opened.wanted, Successor.of(opened.uri, opened.manifest))
+            names.append(manifest.version)
+        known = f", nor to what it succeeds ({', '.join(names)})" if names else ""
+        raise InputError(
+            f"the checkpoint belongs to the release with digest {digest}, not {opened.manifest.digest}{known}",
+            where,
+            "Open the manifest that the run was started with",
+        )
+
+    def _plan_of(self, source: Source, position: int, where: str) -> Plan | None:
+        """What to become for a checkpoint of this release and position; None: this dataset is it."""
         if position > self._newest:
             raise InputError(
                 f"the checkpoint knows opt-outs up to position {position}, this dataset up to {self._newest}",
                 where,
                 "Open it with optouts='newest'; a pulled copy: run `smalti pull MANIFEST DIR --refresh-optouts`",
             )
-        if position == self.optouts:
+        if source is self._source and position == self.optouts:
             return None
         if self.next_epoch:
             raise InputError(
@@ -333,14 +261,15 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
                 where,
                 "Load the checkpoint before the first batch",
             )
-        return self._plan(position)
+        return Plan.of(source, position, self._newest)
 
     def get_item(self, sample_id: int, retry: int = 7) -> Any:
         """A sample by its number, with the caption of the epoch that is being read (before the first: of epoch 0)."""
         sample = super().get_item(sample_id, retry)
         for name in self._hidden:
             sample.pop(name, None)
-        return sample if self._captions.is_plain else self._captions.apply(sample, self.shuffle_seed, self._epoch)
+        captions = self._source.captions
+        return sample if captions.is_plain else captions.apply(sample, self.shuffle_seed, self._epoch)
 
     def _resume_incr_epoch(self) -> tuple[int, int]:
         self._epoch, sample_in_epoch = super()._resume_incr_epoch()
@@ -381,80 +310,3 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
             self._failure = self._failure or error
             self._event.set()
             self._iterator.on_exit()  # it can no longer say so itself, and the end of the epoch waits for it
-
-
-def _to_fetch(plan: _Plan, source: _Source) -> bytes:
-    """Which shards of all streams this node will have to fetch, a bit each; b"" if none, or another rank of the node looks."""
-    for stream in plan.streams:
-        stream.open()
-    if not World.detect().is_local_leader:
-        return b""
-    needed = np.concatenate([stream.look_around() for stream in plan.streams])
-    if source.local is not None and source.streaming.get("cache_limit"):
-        needed[:] = True  # what is here may be evicted, and is fetched again
-    return np.packbits(needed).tobytes() if needed.any() else b""
-
-
-def _fault(plan: _Plan, source: _Source, manifest: Manifest, needed: Sequence[bytes]) -> SmaltiError | None:
-    """What is wrong with the shards that some node has to fetch."""
-    bits = np.bitwise_or.reduce([np.frombuffer(each, np.uint8) for each in needed])
-    readers = [reader.raw_data for stream in plan.streams for reader in stream.open()]
-    wanted = np.flatnonzero(np.unpackbits(bits, count=len(readers)))
-    return fault_of_shards(
-        parts_uri(source.uri, manifest), [(readers[number].basename, readers[number].bytes) for number in wanted]
-    )
-
-
-def _choose(source: _Source, optouts: Optouts) -> list[Chosen]:
-    """The streams that keep anything."""
-    with ThreadPoolExecutor(_READERS) as pool:
-        shards = pool.map(lambda entry: served_shards(source.uri, entry, source.lifted, optouts), source.entries)
-        return [Chosen.of(entry, each) for entry, each in zip(source.entries, shards, strict=True) if each]
-
-
-def _stream(source: _Source, manifest: Manifest, stream: Chosen, share: float | None) -> SkipStreamMixin:
-    root = parts_uri(source.uri, manifest)
-    parts = local_path(root) if source.local is None else source.local / "parts"
-    assert parts is not None  # check_arguments
-    made = source.stream_class(
-        entries=stream.entries,
-        shards=stream.shards,
-        source=root,
-        parts=parts,
-        in_place=source.local is None,
-        **({} if share is None else {"proportion": share}),
-    )
-    if not isinstance(made, SkipStreamMixin):
-        raise InputError(f"stream_class made a {type(made).__name__}", source.uri, "Use a class with SkipStreamMixin")
-    if share is not None and getattr(made, "proportion", None) != share:  # all groups would be drawn by their size
-        raise InputError(
-            f"{type(made).__name__} does not hand its proportion on to Stream",
-            source.uri,
-            "Have its __init__ pass the arguments that it does not know to super().__init__",
-        )
-    return made
-
-
-def _exchanged(
-    manifest: Manifest, streams: Sequence[Chosen], since: Optouts
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sample numbers that may no longer be served, ascending, and what is served instead."""
-    gone, instead, start = [_NONE], [_NONE], 0
-    for stream in streams:
-        kept = np.array([shard.kept for shard in stream.shards], np.int64)
-        numbers = {
-            number: found
-            for number, shard in enumerate(stream.shards)
-            if (indices := since.get(shard.basename)) and len(found := shard.numbers_of(indices))
-        }
-        pair = substitutes(kept, numbers)
-        if pair is None:
-            raise InputError(
-                f"everything that the checkpoint serves of stream {stream.name} was opted out since",
-                f"{manifest.dataset} {manifest.version}",
-                "Start a new run, with a newer version or without the stream",
-            )
-        gone.append(pair[0] + start)
-        instead.append(pair[1] + start)
-        start += int(kept.sum())
-    return np.concatenate(gone), np.concatenate(instead)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,20 @@ Optouts = Mapping[str, Sequence[int]]
 """basename relative to parts/ -> indices, ascending"""
 
 _NOTHING = np.array((), np.int32)
+_NO_NUMBERS = np.array((), np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What holds a shard that was written anew without some of its samples.
+
+    Attributes:
+        entry: as in index.json; None: nothing is left.
+        erased: indices in the shard of before, ascending; shape (erased,).
+    """
+
+    entry: dict[str, Any] | None
+    erased: NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +50,14 @@ class ServedShard:
     Attributes:
         entry: as in index.json; the basename is relative to parts/.
         left_out: indices of samples that are skipped, ascending; shape (skipped,).
+        stored: where its samples are, if not under its own name.
+        unread: others stand in for all its samples, so that it need not be there.
     """
 
     entry: dict[str, Any]
     left_out: NDArray[np.int32]
+    stored: Stored | None = None
+    unread: bool = False
 
     @property
     def basename(self) -> str:
@@ -77,6 +95,14 @@ class ServedShard:
         _check_inside(self, indices)
         kept = np.setdiff1d(np.array(indices, np.int64), self.left_out)
         return kept - np.searchsorted(self.left_out, kept)
+
+    def numbers_gone(self, optouts: Optouts) -> NDArray[np.int64]:
+        """Numbers, as `numbers_of`, of what may be served no more: opted out, or erased (which is opted out, but could not be served in
+        any case)."""
+        indices: Sequence[int] = optouts.get(self.basename, ())
+        if self.stored is not None and len(self.stored.erased):
+            indices = [int(index) for index in np.union1d(np.array(indices, np.int64), self.stored.erased)]
+        return self.numbers_of(indices) if indices else _NO_NUMBERS
 
 
 def served_shards(
@@ -122,7 +148,7 @@ def _without(shard: ServedShard, indices: Sequence[int]) -> ServedShard:
     if not indices:
         return shard
     _check_inside(shard, indices)
-    return ServedShard(shard.entry, np.union1d(shard.left_out, np.array(indices, np.int32)))
+    return replace(shard, left_out=np.union1d(shard.left_out, np.array(indices, np.int32)))
 
 
 def _check_inside(shard: ServedShard, indices: Sequence[int]) -> None:

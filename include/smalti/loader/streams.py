@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,19 @@ log = logging.getLogger("smalti")
 
 
 class KeptReader(MDSReader):  # type: ignore[misc]  # streaming is untyped
-    """A shard that shows its kept samples only, numbered from 0."""
+    """A shard that shows its kept samples only, numbered from 0.
+
+    Attributes:
+        unread: no sample of it is ever asked for: it is not looked for, and not fetched.
+    """
+
+    unread = False
 
     _before: array[int] | None = None
     """For each skipped sample, ascending: how many kept ones come before it. (bisect in it takes a fifth of np.searchsorted.)"""
+
+    _erased: array[int] | None = None
+    """Indices that the file has no more, ascending: those behind them have moved up."""
 
     @classmethod
     def of(cls, parts: str, shard: ServedShard, columns: dict[str, tuple[Any, ...]]) -> KeptReader:
@@ -41,7 +50,8 @@ class KeptReader(MDSReader):  # type: ignore[misc]  # streaming is untyped
         Args:
             columns: those of the readers made so far. Shards of a stream have the same: a hundred thousand share one list.
         """
-        entry = shard.entry
+        stored = shard.stored
+        entry = shard.entry if stored is None or stored.entry is None else stored.entry
         if entry["version"] != 2 or entry["format"] != "mds":
             raise CorruptError(
                 "the shard is no MDS shard of version 2", shard.basename, "Use another version of the dataset"
@@ -59,11 +69,14 @@ class KeptReader(MDSReader):  # type: ignore[misc]  # streaming is untyped
             entry["compression"],
             entry["hashes"],
             FileInfo(**entry["raw_data"]),
-            entry["samples"],
+            shard.samples,
             entry["size_limit"],
             FileInfo(**zipped) if zipped else None,
         )
         reader.leave_out(shard.left_out)
+        reader.unread = shard.unread
+        if stored is not None and len(stored.erased):
+            reader._erased = array("i", stored.erased.astype(np.int32).tobytes())
         return reader
 
     def leave_out(self, indices: NDArray[np.int32]) -> None:
@@ -75,6 +88,13 @@ class KeptReader(MDSReader):  # type: ignore[misc]  # streaming is untyped
     def get_sample_data(self, idx: int) -> bytes:
         if self._before is not None:
             idx += bisect_right(self._before, idx)
+        if self._erased is not None:
+            behind = bisect_left(self._erased, idx)
+            if self._erased[behind : behind + 1] == array("i", [idx]):
+                raise CorruptError(
+                    f"sample {idx} of before was erased", self.raw_data.basename, "Report it: it has no substitute"
+                )
+            idx -= behind
         data: bytes = super().get_sample_data(idx)
         return data
 
@@ -151,14 +171,17 @@ class SkipStreamMixin:
         begins: what is wrong here is to reach all ranks.
 
         Returns:
-            which have to be fetched; shape (shards,).
+            which have to be fetched; shape (shards,). What is not read is not looked for either.
         Raises:
             MissingObject, CorruptError: the release is read in place, and a shard is not there, or is of another size.
             LakeError: something else lies in a shard's place.
         """
         readers = self.open()
         self.__here = np.zeros(len(readers), np.int64)
+        needed = np.array([not shard.unread for shard in readers], bool)
         for number, shard in enumerate(readers):
+            if shard.unread:
+                continue
             path, size = os.path.join(self.__parts, shard.raw_data.basename), shard.raw_data.bytes
             try:
                 there = _size_of(path)
@@ -173,7 +196,8 @@ class SkipStreamMixin:
                 raise LakeError(
                     f"{error.strerror or error}", path, "Move it away, or pass another directory as `local`"
                 ) from error
-        return np.equal(self.__here, 0)
+        needed &= self.__here == 0
+        return needed
 
     def get_shards(self, world: World, allow_unsafe_types: bool) -> list[KeptReader]:
         for reader in self.open():
@@ -189,6 +213,8 @@ class SkipStreamMixin:
     def prepare_shard(self, shard: KeptReader) -> int:
         """Bring a shard here if it is not. Returns the bytes that were added."""
         info = shard.raw_data
+        if shard.unread:
+            raise CorruptError("a shard was asked for whose samples all have substitutes", info.basename, "Report it")
         path = Path(self.__parts, info.basename)
         if path.exists():
             return 0

@@ -10,7 +10,8 @@
 
 A version counts until it is given up, and that is decided by the same swap of LATEST that publishes one: none is published
 after it was given up, or given up while it is served. Its claim and its tombstone stay for ever, so that no other content gets its
-name. Trees and streams are a version's own, and go with it.
+name; of a version that was succeeded, what its checkpoints are resumed by (manifest, stream indices, skip files) as long as the last
+of its successors is live. Trees and streams are a version's own, and go with it.
 
 A part goes out of sight for new releases first, by a step in the log of replacements; one that is written, by ABANDONED in the
 place of its part.json, after which nobody can commit it. Marking and sweeping are two runs, at least a grace apart: readers that
@@ -41,6 +42,7 @@ from smalti.maintenance.marks import Doomed, Mark, OpenCollection, read_mark, un
 from smalti.maintenance.survey import Survey, survey
 from smalti.release.latest import give_up, is_gone
 from smalti.release.skips import canonical_json
+from smalti.release.tombstones import bury, is_among, stays
 from smalti.settings import MaintenanceRun
 from smalti.shards.part import ABANDONED, is_abandoned
 from smalti.shards.replacements import Step, append_step, read_log
@@ -173,7 +175,7 @@ def hide(lake: Lake, run: MaintenanceRun, found: Survey) -> Survey:
             log.info("gc: gave up %s %s", dataset, version)
     for dataset, version in found.given_up:  # also those whose tombstone a killed run did not come to write
         if is_gone(lake, dataset, version):
-            objects.create_bytes(lake.release_tombstone(dataset, version), b'{"why":"collected as garbage"}\n')
+            bury(lake, dataset, version)
     refused = {
         lake.part(source, name)
         for source, step in found.steps
@@ -247,8 +249,8 @@ def _deletes(
         dataset, version = doomed.uri.rsplit("/", 2)[1:]
         if not is_gone(lake, dataset, version):
             return []
-        stays = {lake.claim(dataset, version), lake.release_tombstone(dataset, version)}
-        held = [info for info in objects.list_objects(doomed.uri) if info.uri not in stays]
+        kept = stays(lake, dataset, version)
+        held = [info for info in objects.list_objects(doomed.uri) if not is_among(info.uri, kept)]
         return sorted(held, key=lambda info: (not info.uri.endswith("/manifest.json"), info.uri))
     if doomed.kind == "unfinished part":
         return _unfinished(lake, doomed.uri, now, grace, touch)

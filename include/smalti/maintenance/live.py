@@ -11,6 +11,7 @@ from smalti.lake import Lake
 from smalti.release.assemble import claimed_versions
 from smalti.release.latest import gone_versions, live_versions
 from smalti.release.manifest import Manifest, beside, read_manifest, skip_file_uri
+from smalti.release.tombstones import resumable_versions, resumed_by
 from smalti.shards.erasures import Erasures
 
 
@@ -36,11 +37,13 @@ class References:
         releases: every version that was not given up and has no tombstone, published or not; by dataset, live ones first, the
             newest first.
         pending: versions that are claimed and have no manifest: what they will use is not known.
+        resumed: URIs of what checkpoints of succeeded versions are resumed by, see `smalti.release.tombstones.resumed_by`.
         erased: (source, name) of parts that hold what erasures left of a part in `releases`: successors are about to use them.
     """
 
     releases: tuple[Release, ...]
     pending: tuple[str, ...]
+    resumed: frozenset[str] = frozenset()
     erased: frozenset[tuple[str, str]] = frozenset()
 
     @cached_property
@@ -50,7 +53,7 @@ class References:
     @cached_property
     def files(self) -> frozenset[str]:
         """URIs of skip files and curations."""
-        return frozenset(uri for release in self.releases for uri in files_of(release.uri, release.manifest))
+        return self.resumed.union(uri for release in self.releases for uri in files_of(release.uri, release.manifest))
 
 
 def files_of(uri: str, manifest: Manifest) -> Iterator[str]:
@@ -75,7 +78,7 @@ def references(lake: Lake, *, keep: int | None = None, without: Collection[tuple
     Raises:
         CorruptError: a manifest is damaged: as long as that is so, nothing can be said.
     """
-    releases, pending = [], []
+    releases, pending, resumed = [], [], set()
     for dataset in objects.list_names(lake.releases()):
         published = live_versions(lake, dataset)
         live = live_versions(lake, dataset, keep)
@@ -91,7 +94,9 @@ def references(lake: Lake, *, keep: int | None = None, without: Collection[tuple
                 releases.append(Release(uri, read_manifest(uri), version in live))
             elif objects.exists(lake.claim(dataset, version)):
                 pending.append(lake.release(dataset, version))
-    return References(tuple(releases), tuple(pending), _erased(lake, releases))
+        for version in resumable_versions(lake, dataset):
+            resumed.update(resumed_by(lake, dataset, version))
+    return References(tuple(releases), tuple(pending), frozenset(resumed), _erased(lake, releases))
 
 
 def _erased(lake: Lake, releases: Sequence[Release]) -> frozenset[tuple[str, str]]:

@@ -210,6 +210,8 @@ def never_comes_back(lake: Lake, part: Part, rows: pa.Table, gone: npt.NDArray[n
     ids = rows["id"].filter(pa.array(gone))
     parts = committed_parts(lake, part.source)
     places = dict(zip((each.name for each in parts), batch_orders(parts), strict=True))
+    if part.name not in places:  # another run has replaced it meanwhile
+        return np.zeros(rows.num_rows, bool)
     own = dict(zip(ids.to_pylist(), _orders(rows.filter(pa.array(gone)), places[part.name]), strict=True))
     newer: set[str] = set()
     elsewhere: set[str] = set()

@@ -11,7 +11,8 @@ from smalti.lake import Lake
 from smalti.maintenance.live import References, references
 from smalti.maintenance.marks import Doomed, Kind
 from smalti.release.assemble import claimed_versions
-from smalti.release.latest import Latest, expired, gone_versions, is_gone, read_latest
+from smalti.release.latest import expired, is_gone, stored_latest
+from smalti.release.tombstones import is_among, stays
 from smalti.settings import MaintenanceRun
 from smalti.shards.part import Part, batch_orders, committed_parts, is_abandoned, part_names, read_part
 from smalti.shards.replacements import Log, Step, read_log
@@ -43,7 +44,7 @@ def survey(lake: Lake, run: MaintenanceRun, now: float) -> Survey:
         old, gone = _versions(lake, dataset, run, now, grace)
         unpublished[dataset] = old
         for version, why in gone.items():
-            found = _folder(lake, "version", lake.release(dataset, version), why, _kept(lake, dataset, version))
+            found = _folder(lake, "version", lake.release(dataset, version), why, stays(lake, dataset, version))
             if found is not None or not objects.exists(lake.release_tombstone(dataset, version)):
                 given_up.append((dataset, version))
             doomed += [found] if found else []
@@ -64,13 +65,14 @@ def _versions(
     lake: Lake, dataset: str, run: MaintenanceRun, now: float, grace: float
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Versions that were never published, older than the grace; and those that are or are to be given up, with the reason."""
-    latest = read_latest(lake, dataset) or Latest(version="", digest="", collected=tuple(gone_versions(lake, dataset)))
+    latest = stored_latest(lake, dataset)
     published = {*latest.published(), *(each.version for each in latest.ablations)}
     old = []
     why: dict[str, str] = {}
     for version in claimed_versions(lake, dataset):
         if is_gone(lake, dataset, version):
-            why[version] = "it was given up"
+            said = latest.successor(version)
+            why[version] = f"{said.by or 'nothing'} has succeeded it" if said else "it was given up"
         elif version not in published:
             written = [info.written for info in objects.list_objects(lake.release(dataset, version))]
             if written and now - max(written) >= grace:
@@ -79,11 +81,6 @@ def _versions(
     for version in expired(latest, (), run.keep_versions):
         why[version] = f"published, and not among the newest {run.keep_versions} or their ablations"
     return tuple(old), why
-
-
-def _kept(lake: Lake, dataset: str, version: str) -> tuple[str, ...]:
-    """What stays of a version for ever: other content never gets its name."""
-    return lake.claim(dataset, version), lake.release_tombstone(dataset, version)
 
 
 def _attempts(lake: Lake, now: float, grace: float) -> Iterator[Doomed]:
@@ -178,7 +175,9 @@ def _files(lake: Lake, dataset: str, refs: References, now: float, grace: float)
 
 def _folder(lake: Lake, kind: Kind, folder: str, why: str, kept: Sequence[str], *others: str) -> Doomed | None:
     """Everything below a folder (and others) but what is kept; None: there is nothing."""
-    infos = [info for place in (folder, *others) for info in objects.list_objects(place) if info.uri not in kept]
+    infos = [
+        info for place in (folder, *others) for info in objects.list_objects(place) if not is_among(info.uri, kept)
+    ]
     if not infos:
         return None
     return Doomed(kind=kind, uri=folder, why=why, objects=len(infos), bytes=sum(info.size for info in infos))

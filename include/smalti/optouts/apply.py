@@ -10,24 +10,33 @@ from pydantic import Field
 from smalti.accounting import Report
 from smalti.errors import InputError
 from smalti.lake import Lake
-from smalti.optouts.ledger import resolve, settle
-from smalti.optouts.preview import Preview, read_preview, why_ask
+from smalti.optouts.ledger import TooMany, read_step, resolve, settle
+from smalti.optouts.preview import Preview, look_again, read_preview, turns, why_ask
 from smalti.optouts.proof import prove as prove_request
 from smalti.optouts.receipt import KIND
 from smalti.optouts.request import Action, Answer, Request, read_answer, read_request, write_answer
 from smalti.optouts.statement import state_answer
+from smalti.optouts.status import State, standings
+from smalti.release.successors import succeed
 from smalti.settings import OptoutRun
 
 LIMIT = "limit"
 """Who answered where nobody had to."""
 
+SUCCEEDED = "its tree held samples that were opted out since"
+"""What the tombstone of a version says whose tree a request reached."""
+
 
 class ApplyReport(Report):
-    """position: of the ledger; a training run that starts now applies everything up to it."""
+    """Attributes:
+    position: of the ledger; a training run that starts now applies everything up to it.
+    succeeded: `<dataset>/<version>` whose tree held samples -> the version in its place; empty: nothing was left for one.
+    """
 
     request: str
     action: str
     position: int
+    succeeded: dict[str, str] = Field({})
 
 
 class ProveReport(Report):
@@ -42,8 +51,15 @@ class ProveReport(Report):
 def apply(lake: Lake, run: OptoutRun) -> ApplyReport:
     """Let a request take effect; a second time nothing changes.
 
+    Parts may have come since it was looked at. If it now matches more than may be applied without asking, and more than its preview said,
+    nothing is applied: it has another preview then, and waits for an answer to that.
+
+    Training runs leave out what the snapshot names. Trees are read without it, so a live version whose tree holds any of it is
+    succeeded by one without.
+
     Raises:
         InputError: a person has refused it, or has not confirmed what needs it.
+        CorruptError: the snapshot is in force, but a successor of a version with a tree does not verify.
     """
     began = time.monotonic()
     request = read_request(lake, run.request)
@@ -54,24 +70,44 @@ def apply(lake: Lake, run: OptoutRun) -> ApplyReport:
     answer = read_answer(lake, request.id) or _answer(lake, request, run)
     if not answer.apply:
         raise InputError(f"request {request.id} was refused", "opt-outs", "Hand it in again if that was wrong")
-    resolve(lake, [request.id])
+    turn = turns(lake, request.id)
+    seen = read_preview(lake, request.id, turn) if turn else None
+    limits = {} if seen is None else {request.id: max(request.confirm_above, seen.matched)}
+    try:
+        resolve(lake, [request.id], limits=limits)
+    except TooMany as error:
+        assert seen is not None
+        page = look_again(lake, request, turn + 1)
+        raise InputError(
+            f"request {request.id} waits for a person: it matches {error.matched} places now, and {seen.matched} when it was looked at",
+            page,
+            "Look at its new page and confirm it: clear the run from `preview` on, or `smalti optout apply REQUEST --yes`",
+        ) from error
     position = settle(lake)
+    done = succeed(lake, why=SUCCEEDED)
     return ApplyReport(
         stage="optout_apply",
         seconds=round(time.monotonic() - began, 3),
         request=request.id,
         action=request.action,
         position=position,
+        succeeded={f"{each.dataset}/{each.old}": each.new or "" for each in done},
+        warnings=tuple(
+            f"nothing is left of {each.dataset} {each.old}: it is served no more, and nothing is in its place"
+            for each in done
+            if each.new is None
+        ),
     )
 
 
 def refuse(lake: Lake, request: str, by: str) -> Answer:
     """Record that a person does not want a request applied. The first answer counts."""
-    found = _seen(lake, read_request(lake, request))
+    turn = max(1, turns(lake, request))
+    found = _seen(lake, read_request(lake, request), turn)
     said = Answer(
         request=request, apply=False, by=by, answered=datetime.now(UTC), preview_sha256=found.digest() if found else ""
     )
-    return write_answer(lake, said)
+    return write_answer(lake, said, turn)
 
 
 def prove(lake: Lake, run: OptoutRun) -> ProveReport:
@@ -103,13 +139,21 @@ def prove(lake: Lake, run: OptoutRun) -> ProveReport:
     )
 
 
+def unproved(lake: Lake, before: datetime) -> list[str]:
+    """Requests that are in force since before a time and have no receipt: a tree held them up, or their run was lost. Sorted."""
+    waiting = [each for each in standings(lake) if each.state == State.RESOLVED and each.position is not None]
+    return sorted(each.id for each in waiting if read_step(lake, int(each.position or 0)).resolved < before)
+
+
 def _answer(lake: Lake, request: Request, run: OptoutRun) -> Answer:
-    found = _seen(lake, request)
+    turn = max(1, turns(lake, request.id))
+    found = _seen(lake, request, turn)
     why = why_ask(request, found.matched if found else 0)
-    if why and not run.confirmed_by:
+    was_seen = run.seen is None or found is None or run.seen == found.digest()
+    if why and not (run.confirmed_by and was_seen):
         raise InputError(
             f"request {request.id} waits for a person: {why}",
-            lake.optout_preview_page(request.id),
+            lake.optout_preview_page(request.id, turn),
             "Look at its page, and confirm it in Airflow or with `smalti optout apply REQUEST --yes`",
         )
     said = Answer(
@@ -119,12 +163,12 @@ def _answer(lake: Lake, request: Request, run: OptoutRun) -> Answer:
         answered=datetime.now(UTC),
         preview_sha256=found.digest() if found else "",
     )
-    return write_answer(lake, said)
+    return write_answer(lake, said, turn)
 
 
-def _seen(lake: Lake, request: Request) -> Preview | None:
+def _seen(lake: Lake, request: Request, turn: int) -> Preview | None:
     """The preview that an answer is about; a request that takes another one back has none."""
-    found = read_preview(lake, request.id)
+    found = read_preview(lake, request.id, turn)
     if found is None and request.action != Action.WITHDRAW:
         raise InputError(f"request {request.id} has no preview", "opt-outs", "Run its preview first")
     return found

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from html import escape
 
 from smalti.optouts.request import Action
-from smalti.optouts.status import Standing, State
-from smalti.page import STYLE, figure, number, table
+from smalti.optouts.status import ENDED, Standing, State
+from smalti.page import document, figure, number, table
 
 LIMITS = {
     Action.QUERY: timedelta(days=30),
@@ -18,9 +18,6 @@ LIMITS = {
     Action.ERASE: timedelta(days=30),
 }
 """From being handed in to the receipt. A request to erase is excluded within the limit of that, too: see `due`."""
-
-ENDED = frozenset({State.PROVEN, State.REFUSED, State.WITHDRAWN})
-"""Nothing more is to be done; what was refused was decided by a person."""
 
 
 def due(standing: Standing) -> datetime:
@@ -69,11 +66,7 @@ def render(standings: Sequence[Standing], now: datetime) -> str:
         found = [each for each in standings if each.state == state]
         if found:
             sections.append(_section(state.value.capitalize(), found))
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Opt-outs</title>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<style>{STYLE}</style></head>\n<body><main>\n" + "\n".join([head, *sections]) + "\n</main></body></html>\n"
-    )
+    return document("Opt-outs", [head, *sections])
 
 
 def _section(title: str, standings: Sequence[Standing]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from smalti.curation.load import AHEAD, ROWS, starts_of
 from smalti.curation.near import Ints
-from smalti.curation.readers import Reader
+from smalti.curation.readers import Rows
 from smalti.optouts.keys import KeyKind
 from smalti.optouts.request import Request
 from smalti.optouts.urls import Prefixes, below, host_of, spelled_hosts, spelled_urls
@@ -24,7 +24,7 @@ _TEXTS = {KeyKind.ID: "id", KeyKind.OWNER: "owner"}
 """Kinds whose keys are compared with a column as it is."""
 
 
-def over_chunks(reader: Reader, work: Callable[[int, int, int], Outcome]) -> Iterator[Outcome]:
+def over_chunks(reader: Rows, work: Callable[[int, int, int], Outcome]) -> Iterator[Outcome]:
     """What `work` finds in each ROWS rows, in their order: it gets a part, the first row in it and that row's number."""
     starts = starts_of(reader)
     chunks = [
@@ -40,7 +40,7 @@ _GROUP = 1 << 17
 """Rows of a row group of samples.parquet: what is read for a single row."""
 
 
-def gather(reader: Reader, columns: Sequence[str], rows: Ints) -> Iterator[tuple[slice, int, Any]]:
+def gather(reader: Rows, columns: Sequence[str], rows: Ints) -> Iterator[tuple[slice, int, Any]]:
     """Some columns of some rows (ascending): their places in `rows`, their part and a polars frame; in their order.
 
     Where few rows are asked for no more is read than the row groups that they are in.
@@ -84,7 +84,7 @@ class Direct:
         schema = {"kind": pl.String, "value": pl.String, "request": pl.Int32, "key": pl.Int32}
         return cls(pl.DataFrame(rows, schema=schema, orient="row"))
 
-    def find(self, reader: Reader) -> Any:
+    def find(self, reader: Rows) -> Any:
         """Rows that keys name, as a polars frame: row, request, key; not sorted, and a row may stand under several keys."""
         import polars as pl
 
@@ -135,7 +135,7 @@ class Direct:
         hosts = pl.Series(sorted({host_of(value) for value in values}), dtype=pl.String)
         return urls, prefixes, Prefixes(tuple(prefixes["value"].unique().sort())), hosts
 
-    def _look(self, reader: Reader, part: int, start: int, first: int) -> Any:
+    def _look(self, reader: Rows, part: int, start: int, first: int) -> Any:
         """Of one chunk."""
         import polars as pl
 
@@ -201,7 +201,7 @@ def _hits(found: Any, keys: Any, values: Any = None) -> Any:
     return found.join(keys, on="value").select("row", "request", "key")
 
 
-def rows_of(ids: Any, reader: Reader) -> Any:
+def rows_of(ids: Any, reader: Rows) -> Any:
     """Rows with one of these ids (polars Series), as a polars frame: row, id."""
     import polars as pl
 

@@ -82,21 +82,22 @@ def erase(lake: Lake, run: OptoutRun, *, match: Matcher | None = None) -> EraseR
     """
     began = time.monotonic()
     _refuse(lake, run.request, state(lake))
+    tables = Tables(lake)
     for _ in range(ROUNDS):
-        erase_parts(lake, match=match)
+        erase_parts(lake, match=match, tables=tables)
         moved = Erasures.read(lake, objects.list_names(lake.parts_root()))
         why = f"samples of it were erased, as opt-out {run.request} asks"
         succeed(lake, why=why, exchanged={part: moved.part(part) for part in moved.steps})
         settle(lake, match=match)
         ledger = state(lake)
         versions = versions_over(lake, moved.steps)
-        if not left_over(lake, ledger) and all(is_gone(lake, *each) for each in versions):
+        if not left_over(lake, ledger, tables=tables) and all(is_gone(lake, *each) for each in versions):
             break
     else:
         what = f"after {ROUNDS} rounds there still are parts or versions with what is to be erased"
         raise ConflictError(what, f"request {run.request}", "Run it again")
     _refuse(lake, run.request, ledger)
-    erasing = written_down(lake, run.request, ledger, moved, versions)
+    erasing = written_down(lake, run.request, ledger, moved, versions, tables)
     return EraseReport(
         stage="optout_erase",
         seconds=round(time.monotonic() - began, 3),
@@ -141,10 +142,11 @@ def written_down(
     ledger: Ledger,
     moved: Erasures,
     versions: Mapping[tuple[str, str], frozenset[str]],
+    tables: Tables,
 ) -> Erasing:
     """Take down what must go after the grace, and how it is known then, as far as that was not done."""
     found = read_erasing(lake, request)
-    ids = {*ledger.ids.get(request, ()), *Tables(lake).ids(ledger, [request])}
+    ids = {*ledger.ids.get(request, ()), *tables.ids(ledger, [request])}
     parts = {part: moved.part(part) for part in old_parts(lake, request, ledger, moved, ids)}
     stones = {
         (dataset, version): read_tombstone(lake, dataset, version)

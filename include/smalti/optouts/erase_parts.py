@@ -75,15 +75,16 @@ class Targets:
         return Erasure({name: tuple(sorted(indices)) for name, indices in sorted(shards.items())}, (), ids)
 
 
-def erase_parts(lake: Lake, *, match: Matcher | None = None) -> Erased:
+def erase_parts(lake: Lake, *, match: Matcher | None = None, tables: Tables | None = None) -> Erased:
     """Write every part anew that holds what is to be erased. A second run finds nothing to do.
 
     Args:
         match: see `smalti.optouts.ledger.resolve`.
+        tables: what was looked up already.
     Raises:
         CorruptError: a part is not what it was, or the ledger names what it does not have.
     """
-    done, tables = Erased(), Tables(lake)
+    done, tables = Erased(), tables or Tables(lake)
     while True:
         done.position = settle(lake, match=match)
         left = left_over(lake, tables=tables)
@@ -108,22 +109,17 @@ def left_over(lake: Lake, ledger: Ledger | None = None, *, tables: Tables | None
         ledger: as it is now, if the caller has it.
         tables: what was looked up already.
     """
-    ledger = ledger or state(lake)
-    requests = erasing_requests(lake, ledger)
+    ledger, tables = ledger or state(lake), tables or Tables(lake)
+    requests = tables.erasing(ledger)
     if not requests:
         return []
     old = {
         f"{source}/{name}" for source in objects.list_names(lake.parts_root()) for name in read_log(lake, source).erased
     }
     parts = all_parts(lake, without=old)
-    targets = targets_of(ledger, requests, parts.values(), tables or Tables(lake))
+    targets = targets_of(ledger, requests, parts.values(), tables)
     found = ((part, targets.of(part)) for _, part in sorted(parts.items()))
     return [(part, erasure) for part, erasure in found if erasure is not None]
-
-
-def erasing_requests(lake: Lake, ledger: Ledger) -> list[str]:
-    """Requests to erase that are in force, sorted."""
-    return sorted(each.id for each in read_requests(lake, ledger.in_force) if each.action == Action.ERASE)
 
 
 def targets_of(ledger: Ledger, requests: Sequence[str], parts: Iterable[Part], tables: Tables) -> Targets:
@@ -141,10 +137,17 @@ def targets_of(ledger: Ledger, requests: Sequence[str], parts: Iterable[Part], t
 
 @dataclass
 class Tables:
-    """What requests match in the tables of all sources; looked up again only when the ledger has matched more."""
+    """Requests to erase, and what they match in the tables of all sources; looked up again only when the ledger has matched more."""
 
     lake: Lake
+    _actions: dict[str, Action] = field(default_factory=dict)
     _known: dict[tuple[tuple[str, ...], int], frozenset[str]] = field(default_factory=dict)
+
+    def erasing(self, ledger: Ledger) -> list[str]:
+        """Requests to erase that are in force, sorted. Each is read once."""
+        unknown = [name for name in ledger.in_force if name not in self._actions]
+        self._actions |= {each.id: each.action for each in read_requests(self.lake, unknown)}
+        return [name for name in ledger.in_force if self._actions[name] == Action.ERASE]
 
     def ids(self, ledger: Ledger, requests: Sequence[str]) -> frozenset[str]:
         """Ids of rows that are in parts or not, and the ids that requests name, which no table may have."""

@@ -39,7 +39,6 @@ QUIET = 2.0
 ACTIONS = (Action.EXCLUDE, Action.ERASE, Action.QUERY)
 """What a folder of the inbox may be called."""
 
-_LONGEST = 900
 log = logging.getLogger(__name__)
 
 
@@ -115,8 +114,8 @@ def _take(lake: Lake, info: ObjectInfo) -> Taken | None:
 
 
 def _submission(name: str, generation: str) -> str:
-    submission = f"inbox {name[1:]} {generation}"
-    return submission if len(submission) <= _LONGEST else f"inbox {sha256(name.encode())} {generation}"
+    """The same for the same file and for no other one. People call files by what is in them: the name itself is not kept."""
+    return f"inbox {sha256(name.encode())} {generation}"
 
 
 def _request_of(lake: Lake, info: ObjectInfo, data: bytes, submission: str) -> Taken:

@@ -6,7 +6,8 @@ a writer that is killed between any two writes blocks nobody: what it left out, 
 came in between, compares what that left to compare, and takes the next number.
 
 After every step: each request in force has been compared with every part that the ledger calls covered. Parts come without
-asking the ledger, so whoever relies on it calls `settle` after it has listed its parts: builds of releases do.
+asking the ledger, so whoever relies on it calls `settle` after it has listed its parts: builds of releases do. Rows of tables that are in no
+part have no places, but ids, and pictures that may have copies in parts: see `smalti.optouts.reach`.
 
 Parts that hold what is opted out are neither rewritten nor merged (`smalti.maintenance.rewrite.chosen_parts`), so places in
 snapshots stay true; one that was rewritten at the same moment has a new name, and is a new part.
@@ -21,12 +22,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from smalti import objects
 from smalti.errors import ConflictError, CorruptError, InputError, MissingObject
 from smalti.lake import Lake
 from smalti.optouts.ledger_rows import READERS, places_and_ids, read_matched, write_matched
-from smalti.optouts.reach import Matcher, Reach, read_requests
+from smalti.optouts.reach import Matcher, Reach, Tables, read_requests
 from smalti.optouts.request import Action, Request, read_answer
 from smalti.optouts.resolution import BLOCK, Block, Ledger, Resolution
 from smalti.release.optouts import newest_position, read_snapshot
@@ -37,7 +39,29 @@ from smalti.shards.replacements import read_log
 log = logging.getLogger("smalti")
 
 
-def resolve(lake: Lake, request_ids: Sequence[str], *, match: Matcher | None = None) -> Resolution | None:
+class TooMany(InputError):
+    """A request would match more places in parts than it may. Nothing was applied.
+
+    Attributes:
+        request, matched: its id, and how many.
+    """
+
+    def __init__(self, request: str, matched: int, limit: int) -> None:
+        super().__init__(
+            f"request {request} matches {matched} places now, and at most {limit} may be applied without asking again",
+            "opt-outs",
+            "Look at its preview again, and confirm it",
+        )
+        self.request, self.matched = request, matched
+
+
+def resolve(
+    lake: Lake,
+    request_ids: Sequence[str],
+    *,
+    match: Matcher | None = None,
+    limits: Mapping[str, int] | None = None,
+) -> Resolution | None:
     """Bring requests in force, or take others back, in one step; then see to parts that came meanwhile.
 
     A request that is in the ledger already changes nothing. One that was taken back before it was in force never will be, so
@@ -45,8 +69,10 @@ def resolve(lake: Lake, request_ids: Sequence[str], *, match: Matcher | None = N
 
     Args:
         match: compares parts with requests; empty: `smalti.optouts.match`.
+        limits: new request -> places in parts that it may match.
     Returns: the step; None: nothing was left to do.
     Raises:
+        TooMany: one would match more than its limit.
         InputError: there is no such request, nobody has answered that it is to be applied, it is a query, or it takes back
             what is no request to exclude or erase.
     """
@@ -54,7 +80,7 @@ def resolve(lake: Lake, request_ids: Sequence[str], *, match: Matcher | None = N
     _refuse(lake, asked)
     new = {each.id: each for each in asked if each.withdraws is None}
     back = {each.id: each.withdraws for each in asked if each.withdraws is not None}
-    made = _step(lake, new, back, match)
+    made = _step(lake, new, back, match, limits)
     settle(lake, match=match)
     return made
 
@@ -87,13 +113,6 @@ def state(lake: Lake) -> Ledger:
     return ledger
 
 
-def state_at(lake: Lake, position: int) -> Ledger:
-    """What the ledger came to at an earlier step."""
-    ledger = Ledger()
-    _advance(lake, ledger, position)
-    return ledger
-
-
 def all_parts(lake: Lake, without: Iterable[str] = ()) -> dict[str, Part]:
     """Every committed part that some release may use, in sight or not, by `<source>/<part>`.
 
@@ -118,12 +137,19 @@ def all_parts(lake: Lake, without: Iterable[str] = ()) -> dict[str, Part]:
     return {f"{part.source}/{part.name}": part for part in found}
 
 
-def _step(lake: Lake, new: Mapping[str, Request], back: Mapping[str, str], match: Matcher | None) -> Resolution | None:
+def _step(
+    lake: Lake,
+    new: Mapping[str, Request],
+    back: Mapping[str, str],
+    match: Matcher | None,
+    limits: Mapping[str, int] | None = None,
+) -> Resolution | None:
     """One step, under the first number that is free; None: there is nothing to do.
 
     Args:
         new: requests to bring in force.
         back: request that takes another one back -> the other one.
+        limits: see `resolve`.
     """
     ledger = Ledger()
     reach: Reach | None = None
@@ -136,14 +162,16 @@ def _step(lake: Lake, new: Mapping[str, Request], back: Mapping[str, str], match
         if (new or back) and not (fresh or taken):
             return None
         force = [name for name in ledger.in_force if name not in gone]
-        parts = all_parts(lake, () if fresh else ledger.parts) if fresh or (force and not taken) else {}
+        look = bool(fresh or (force and not taken))
+        parts = all_parts(lake, () if fresh else ledger.parts) if look else {}
         uncovered = sorted(parts.keys() - ledger.parts)
-        if not (fresh or taken or uncovered):
+        if look:
+            reach = reach or Reach(lake, match or the_matcher(), the_tables(lake))
+        if not (fresh or taken or uncovered or (reach is not None and reach.tables.has_dropped(ledger.tables))):
             return None
         rows = None
-        if parts:
+        if reach is not None and look:
             parts = parts if fresh else all_parts(lake)
-            reach = reach or Reach(lake, match or the_matcher())
             try:
                 rows = reach.of(ledger, fresh, force, parts)
             except MissingObject:
@@ -151,7 +179,11 @@ def _step(lake: Lake, new: Mapping[str, Request], back: Mapping[str, str], match
                     raise
                 reach = None  # a part was collected meanwhile: what is left counts
                 continue
-        step = _made(lake, ledger.position + 1, fresh, taken, uncovered, rows, reach.unmatched if reach else {})
+            if limits is not None:
+                check_limits(rows, {name: limits[name] for name in fresh if name in limits})
+        if not (fresh or taken or uncovered or rows is not None):
+            return None
+        step = _made(lake, ledger.position + 1, fresh, taken, uncovered, rows, reach if look else None)
         if objects.create_bytes(lake.optout_resolution(step.position), step.encode()):
             ledger.add(step.as_block())
             complete(lake, ledger)
@@ -163,11 +195,11 @@ def _step(lake: Lake, new: Mapping[str, Request], back: Mapping[str, str], match
 def _made(
     lake: Lake,
     position: int,
-    fresh: Iterable[str],
+    fresh: Mapping[str, Request],
     taken: Mapping[str, str],
     parts: Sequence[str],
     rows: pa.Table | None,
-    unmatched: Mapping[str, Iterable[int]],
+    reach: Reach | None,
 ) -> Resolution:
     """A step, whose rows are stored."""
     places, ids = ({}, {}) if rows is None else places_and_ids(rows)
@@ -180,7 +212,8 @@ def _made(
         matched=None if rows is None else write_matched(lake, rows),
         places=places,
         ids=ids,
-        unmatched={name: tuple(sorted(unmatched.get(name, ()))) for name in sorted(fresh)},
+        unmatched={name: reach.without_match(fresh[name]) for name in sorted(fresh)} if reach else {},
+        tables=dict(sorted(reach.tables.versions.items())) if reach else {},
         resolved=datetime.now(UTC),
     )
 
@@ -279,6 +312,23 @@ def _refuse(lake: Lake, asked: Sequence[Request]) -> None:
                 lake.optout_request(other.id),
                 "Name a request to exclude or to erase",
             )
+
+
+def check_limits(rows: pa.Table | None, limits: Mapping[str, int]) -> None:
+    """Raises TooMany if some request has more places in rows than it may."""
+    if rows is None or not limits:
+        return
+    counts = pc.value_counts(rows.filter(pc.is_valid(rows["shard"]))["request"]).to_pylist()
+    for each in counts:
+        if each["counts"] > limits.get(each["values"], each["counts"]):
+            raise TooMany(each["values"], each["counts"], limits[each["values"]])
+
+
+def the_tables(lake: Lake) -> Tables:
+    """`smalti.optouts.tables`: imported when a request is in force."""
+    from smalti.optouts.tables import Tables
+
+    return Tables.open(lake)
 
 
 def the_matcher() -> Matcher:

@@ -1,6 +1,7 @@
 """The samples that steps of the ledger have matched: one parquet file a step, named after its bytes.
 
-Rows are those that `smalti.optouts.match` returns: one for each request and place. What is done here needs the columns `request`,
+Rows are those that `smalti.optouts.match` returns: one for each request and place; and those of tables that are in no part (`part` is
+empty, and there is no place), because what they show may have copies in parts that come. What is done here needs the columns `request`,
 `part`, `id`, `sha256`, `shard` and `index` of them, and carries the others along.
 """
 
@@ -26,6 +27,9 @@ READERS = 32
 
 PLACE = ["request", "shard", "index"]
 """What two rows of one step, or of two, agree on if they say the same."""
+
+CONTENT = ["request", "id", "sha256"]
+"""The same of a row of a table, which has no place: it says no more than one that has."""
 
 
 def write_matched(lake: Lake, rows: pa.Table) -> str | None:
@@ -72,14 +76,23 @@ def in_order(rows: pa.Table) -> pa.Table:
 
 
 def not_in(rows: pa.Table, known: pa.Table | None) -> pa.Table:
-    """Rows with a place, each request and place once, without those that are known."""
+    """Rows without those that are known: each request and place once; of a table, each id and sha256 of a request once."""
     import polars as pl
 
-    frame = pl.from_arrow(rows.select([*PLACE, "part"])).with_row_index("row")
-    frame = frame.filter(pl.col("part") != "", pl.col("shard").is_not_null()).unique(PLACE, keep="first")
-    if known is not None:
-        frame = frame.join(pl.from_arrow(known.select(PLACE)), on=PLACE, how="anti")
-    return rows.take(pa.array(frame["row"].sort().to_numpy()))
+    frame = pl.from_arrow(rows.select([*PLACE, "part", "id", "sha256"])).with_row_index("row")
+    left = []
+    for columns, some in ((PLACE, pl.col("part") != ""), (CONTENT, pl.col("part") == "")):
+        new = frame.filter(some).unique(columns, keep="first")
+        if known is not None:
+            new = new.join(pl.from_arrow(known.select(columns)), on=columns, how="anti")
+        left.append(new["row"])
+    return rows.take(pa.array(pl.concat(left).sort().to_numpy()))
+
+
+def without_doubles(rows: pa.Table) -> pa.Table:
+    """Rows without those of a table that one with a place stands for."""
+    placed = rows.filter(pc.not_equal(rows["part"], ""))
+    return pa.concat_tables([placed, not_in(rows.filter(pc.equal(rows["part"], "")), placed)])
 
 
 def requests_with_news(rows: pa.Table, known: pa.Table | None) -> set[str]:
@@ -96,12 +109,18 @@ def requests_with_news(rows: pa.Table, known: pa.Table | None) -> set[str]:
 
 
 def places_and_ids(rows: pa.Table) -> tuple[Places, dict[str, tuple[str, ...]]]:
-    """What a step says of its rows, by request."""
+    """What a step says of its rows, by request. Rows of tables have ids alone: a part that is written of them later is caught by these."""
     import polars as pl
 
     frame = pl.from_arrow(rows.select([*PLACE, "id"]))
     places: Places = {}
-    grouped = frame.group_by("request", "shard").agg(pl.col("index").unique().sort()).sort("request", "shard")
+    grouped = (
+        frame
+        .drop_nulls("shard")
+        .group_by("request", "shard")
+        .agg(pl.col("index").unique().sort())
+        .sort("request", "shard")
+    )
     for request, shard, indices in grouped.iter_rows():
         places.setdefault(request, {})[shard] = tuple(indices)
     ids = frame.group_by("request").agg(pl.col("id").unique().sort()).sort("request")

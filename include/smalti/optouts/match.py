@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from smalti.curation.near import Mask
-from smalti.curation.readers import PartReader, Reader, Thumbnails
+from smalti.curation.readers import PartReader, Rows, Thumbnails
 from smalti.lake import Lake
 from smalti.optouts.direct import Direct, as_rows, gather, rows_of
 from smalti.optouts.matched import COPY, KEY, MATCHED, NEAR, ORDER, Matched
@@ -41,7 +41,6 @@ def match_parts(
     requests: Sequence[Request],
     known: pa.Table | None = None,
     *,
-    covered: Sequence[Part] = (),
     near: int = NEAR_LISTED,
 ) -> Matched:
     """Match requests with samples.parquet of parts.
@@ -50,48 +49,23 @@ def match_parts(
         parts: committed ones, of any sources, each once.
         known: MATCHED, what these requests have matched elsewhere: what its rows of a key show, over copies of copies, is matched here as well, and
             what has one of its ids; its places are not listed again.
-        covered: other parts, which `known` is of. A copy in `parts` may be what joins something in them to what is known: they are looked at again
-            for the copies of what is new, if anything is.
         near: rows that only look much alike which are listed for a request at most; 0: none is looked for.
     Raises:
         MissingObject: a samples.parquet is not there.
         CorruptError: one is damaged.
     """
     known = MATCHED.empty_table() if known is None else known
-    sides = _Side.of(lake, parts), _Side.of(lake, covered)
-    found = match_rows(sides[0].reader, requests, known, near)
-    new = rows = _without(sides[0].table(found, found.entries, requests), known)
-    turn = 1
-    while covered and new.num_rows:
-        has_new = set(new["request"].to_pylist())
-        some = [each for each in requests if each.id in has_new]
-        seen = pa.concat_tables([known, rows])
-        more = match_rows(sides[turn].reader, some, seen, 0, keys=False)
-        new = _without(sides[turn].table(more, more.entries, some), seen)
-        rows, turn = pa.concat_tables([rows, new]), 1 - turn
+    ordered = sorted(parts, key=lambda part: (part.source, part.name))  # nothing depends on the caller's order
+    reader, labels = PartReader(lake, tuple(ordered)), [f"{part.source}/{part.name}" for part in ordered]
+    found = match_rows(reader, requests, known, near)
+    rows = _without(table_of(reader, labels, found.nodes, requests, found.entries), known)
     return Matched(
         rows.sort_by([(name, "ascending") for name in ORDER]),
-        sides[0].table(found, found.near, requests),
+        table_of(reader, labels, found.nodes, requests, found.near),
         found.unmatched,
         {requests[number].id: count for number, count in sorted(found.near_found.items())},
         {requests[number].id: count for number, count in sorted(found.near_unseen.items())},
     )
-
-
-@dataclass(frozen=True)
-class _Side:
-    """Parts that are read together, in an order that does not depend on the caller's."""
-
-    reader: PartReader
-    labels: tuple[str, ...]
-
-    @classmethod
-    def of(cls, lake: Lake, parts: Sequence[Part]) -> _Side:
-        ordered = sorted(parts, key=lambda part: (part.source, part.name))
-        return cls(PartReader(lake, tuple(ordered)), tuple(f"{part.source}/{part.name}" for part in ordered))
-
-    def table(self, found: Found, entries: Any, requests: Sequence[Request]) -> pa.Table:
-        return table_of(self.reader, self.labels, found.nodes, requests, entries)
 
 
 @dataclass(frozen=True)
@@ -107,7 +81,7 @@ class Found:
 
 
 def match_rows(
-    reader: Reader, requests: Sequence[Request], known: pa.Table, near_limit: int, *, keys: bool = True
+    reader: Rows, requests: Sequence[Request], known: pa.Table, near_limit: int, *, keys: bool = True
 ) -> Found:
     """Match requests with the rows of a reader. Without `keys` only with what is known of them."""
     import polars as pl
@@ -176,7 +150,7 @@ def _unmatched(requests: Sequence[Request], direct: Any, before: Any) -> dict[st
     }
 
 
-def _same_ids(reader: Reader, found: Any, before: Any) -> Any:
+def _same_ids(reader: Rows, found: Any, before: Any) -> Any:
     """Other rows of the ids of what was found, or known before: row, request, key."""
     import polars as pl
 
@@ -195,7 +169,7 @@ def _same_ids(reader: Reader, found: Any, before: Any) -> Any:
 
 
 def table_of(
-    reader: Reader, labels: Sequence[str], nodes: Nodes | None, requests: Sequence[Request], entries: Any
+    reader: Rows, labels: Sequence[str], nodes: Nodes | None, requests: Sequence[Request], entries: Any
 ) -> pa.Table:
     """Entries as MATCHED. labels: of the reader's parts."""
     import polars as pl

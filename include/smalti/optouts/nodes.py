@@ -11,7 +11,7 @@ import numpy.typing as npt
 from smalti.curation.copies import ASPECT_TOLERANCE
 from smalti.curation.load import read_thumbnails
 from smalti.curation.near import Ints, Keys, Mask
-from smalti.curation.readers import Reader, Thumbnails
+from smalti.curation.readers import Rows, Thumbnails
 from smalti.images.fingerprint import colours_agree_pairs
 from smalti.optouts.direct import gather
 from smalti.optouts.prints import HASHED, Prints, as_keys, kind_of
@@ -32,7 +32,7 @@ class Nodes:
         ratio: log(width / height).
     """
 
-    reader: Reader
+    reader: Rows
     prints: Prints
     row: Ints
     sha256: Keys
@@ -45,7 +45,7 @@ class Nodes:
     _of_rows: Ints  # their nodes
 
     @classmethod
-    def of(cls, reader: Reader, prints: Prints, others: Any) -> Nodes:
+    def of(cls, reader: Rows, prints: Prints, others: Any) -> Nodes:
         """Of what is not in the reader; others: frame with sha256, phash, colour, flat, width and height."""
         none = np.empty(0, np.int64)
         return cls(

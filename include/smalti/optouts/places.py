@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from smalti import objects
 from smalti.curation.readers import PartReader
@@ -23,7 +24,8 @@ _ROWS = 1 << 20
 @dataclass
 class Places:
     """Attributes:
-    rows: id, source, how, shard and index of each, in the ledger's order.
+    rows: id, source, how, shard and index of each that has a place, in the ledger's order.
+    ids: of rows of tables, too.
     pictures: sha256 that no other sample may have.
     keys: places of the request's keys that name a sample.
     shards: basename -> index -> id; what the search finds is added.
@@ -45,18 +47,34 @@ class Places:
         if matched is None:
             return cls([], frozenset(), frozenset(), frozenset(), {})
         matched = in_order(matched)
-        rows = matched.select(["id", "source", "how", "shard", "index"]).to_pylist()
+        placed = matched.filter(pc.is_valid(matched["shard"]))
+        rows = placed.select(["id", "source", "how", "shard", "index"]).to_pylist()
         keys = zip(matched["key"].to_pylist(), matched["how"].to_pylist(), strict=True)
         shards: dict[str, dict[int, str]] = {}
         for row in rows:
             shards.setdefault(row["shard"], {})[row["index"]] = row["id"]
         return cls(
             rows,
-            frozenset(row["id"] for row in rows),
+            frozenset(matched["id"].to_pylist()),
             _pictures(matched),
             frozenset(key for key, how in keys if how == "key"),
             shards,
         )
+
+    def again(self, matched: pa.Table, snapshot: OptoutSnapshot) -> list[str]:
+        """Add what the request's keys match when they are matched anew. Returns a line for each place that the snapshot lacks."""
+        faults: list[str] = []
+        placed = matched.filter(pc.is_valid(matched["shard"]))
+        columns = (placed[name].to_pylist() for name in ("id", "shard", "index"))
+        named: dict[str, frozenset[int]] = {}
+        for name, shard, index in zip(*columns, strict=True):
+            self.shards.setdefault(shard, {})[index] = name
+            if shard not in named:
+                named[shard] = frozenset(snapshot.shards.get(shard, ()))
+            if index not in named[shard]:
+                faults.append(f"{name} is in {shard} at {index}, which snapshot {snapshot.position} lacks")
+        self.ids |= frozenset(placed["id"].to_pylist())
+        return faults
 
     def search(self, lake: Lake, parts: Mapping[str, Part], snapshot: OptoutSnapshot) -> list[str]:
         """Look for these pictures and ids in every part. Returns a line for each place that the snapshot lacks."""
@@ -67,7 +85,9 @@ class Places:
                 for name, shard, index in self._hits(lake, part):
                     self.shards.setdefault(shard, {})[index] = name
                     if index not in named.get(shard, ()):
-                        faults.append(f"{name} is in {shard} at {index}, which snapshot {snapshot.position} lacks")
+                        faults.append(
+                            f"a matched sample is in {shard} at {index}, which snapshot {snapshot.position} lacks"
+                        )
             except MissingObject:
                 if objects.exists(lake.part_commit(part.source, part.name)):
                     raise
@@ -79,7 +99,7 @@ class Places:
         """(id, shard, index) of what has one of the pictures or ids."""
         import polars as pl
 
-        if not self.rows:
+        if not self.ids:
             return []
         reader = PartReader(lake, (part,))
         ids, pictures, begins = self._wanted(part.source)

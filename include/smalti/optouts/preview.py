@@ -16,13 +16,13 @@ from smalti import objects
 from smalti.accounting import Report
 from smalti.lake import Lake
 from smalti.optouts.ledger import all_parts
-from smalti.optouts.request import Action, Request, read_request
+from smalti.optouts.request import Action, Request, read_answer, read_request, refuse_forgotten
 from smalti.release.latest import live_versions
 from smalti.release.skips import Model, canonical_json, compress, decompress, parse, sha256
 from smalti.settings import OptoutRun
 
 if TYPE_CHECKING:
-    from smalti.optouts.match import Matched
+    from smalti.optouts.everywhere import Everywhere
 
 log = logging.getLogger("smalti")
 
@@ -42,7 +42,7 @@ class Listed(Model):
 
 
 class Preview(Model):
-    """What a request would do. The first one counts: a person confirms what they have seen, by its digest."""
+    """What a request would do. The first one of a turn counts: a person confirms what they have seen, by its digest."""
 
     version: Literal[1] = 1
     request: str
@@ -83,20 +83,24 @@ class PreviewReport(Report):
     near: int
     unmatched: int
     sources: dict[str, int]
-    ask: str = Field(description="why a person is to confirm; empty: nobody needs to")
+    digest: str = Field(description="of the preview: what a person confirms")
+    ask: str = Field(description="why a person is to confirm; empty: nobody needs to, or one has")
     page: str
 
 
 def preview(lake: Lake, run: OptoutRun) -> PreviewReport:
-    """Match a request against everything and write down what was found, once; nothing is applied.
+    """Match a request against everything and write down what was found, once a turn (`look_again`); nothing is applied.
 
     Raises:
         InputError: there is no such request.
     """
     began = time.monotonic()
     request = read_request(lake, run.request)
-    found = read_preview(lake, request.id) or _make(lake, request)
-    why = why_ask(request, found.matched)
+    refuse_forgotten(request)
+    turn = max(1, turns(lake, request.id))
+    found = read_preview(lake, request.id, turn) or _make(lake, request, turn)
+    answer = read_answer(lake, request.id)
+    why = "" if answer is not None and answer.apply else why_ask(request, found.matched)
     log.info("opt-out %s: %d places match, %d nearly", request.id, found.matched, found.near)
     return PreviewReport(
         stage="optout_preview",
@@ -113,8 +117,9 @@ def preview(lake: Lake, run: OptoutRun) -> PreviewReport:
         near=found.near,
         unmatched=found.unmatched,
         sources=found.sources,
+        digest=found.digest(),
         ask=why,
-        page=lake.optout_preview_page(request.id),
+        page=lake.optout_preview_page(request.id, turn),
     )
 
 
@@ -135,34 +140,44 @@ def why_ask(request: Request, matched: int) -> str:
     return ""
 
 
-def read_preview(lake: Lake, request: str) -> Preview | None:
-    """The preview that was made; None: none was yet. Raises CorruptError."""
-    uri = lake.optout_preview(request)
+def turns(lake: Lake, request: str) -> int:
+    """How many previews a request has; the last one is the one to answer."""
+    turn = 0
+    while objects.exists(lake.optout_preview(request, turn + 1)):
+        turn += 1
+    return turn
+
+
+def read_preview(lake: Lake, request: str, turn: int | None = None) -> Preview | None:
+    """A preview that was made, the newest unless `turn` says which; None: there is none yet. Raises CorruptError."""
+    uri = lake.optout_preview(request, turn or max(1, turns(lake, request)))
     found = objects.read_versioned(uri)
     return None if found is None else parse(Preview, decompress(found[0], uri), uri)
 
 
-def _make(lake: Lake, request: Request) -> Preview:
-    from smalti.optouts.match import match_parts
-    from smalti.optouts.preview_page import render
-    from smalti.optouts.tables import match_tables
+def look_again(lake: Lake, request: Request, turn: int) -> str:
+    """Make the preview of a turn, or find it: from then on the request waits for an answer to it. Returns its page."""
+    read_preview(lake, request.id, turn) or _make(lake, request, turn)
+    return lake.optout_preview_page(request.id, turn)
 
-    parts = list(all_parts(lake).values())
-    matched = match_parts(lake, parts, [request])
-    tables = match_tables(lake, [request], matched.rows)
-    made = _preview(lake, request, matched, tables)
+
+def _make(lake: Lake, request: Request, turn: int) -> Preview:
+    from smalti.optouts.everywhere import match_everywhere
+    from smalti.optouts.preview_page import render
+
+    made = _preview(lake, request, match_everywhere(lake, all_parts(lake), request))
     page = render(lake, request, made).encode()  # before the preview: whoever finds that finds its page
-    objects.create_bytes(lake.optout_preview_page(request.id), page)
-    objects.create_bytes(lake.optout_preview(request.id), compress(made.encode()))
-    found = read_preview(lake, request.id)
+    objects.create_bytes(lake.optout_preview_page(request.id, turn), page)
+    objects.create_bytes(lake.optout_preview(request.id, turn), compress(made.encode()))
+    found = read_preview(lake, request.id, turn)
     assert found is not None
     return found
 
 
-def _preview(lake: Lake, request: Request, matched: Matched, tables: pa.Table) -> Preview:
-    rows = matched.rows
+def _preview(lake: Lake, request: Request, found: Everywhere) -> Preview:
+    rows = found.rows
     by_part = _counts(rows["part"])
-    ids = pa.chunked_array([*rows["id"].chunks, *tables["id"].chunks], pa.string())
+    ids = pa.chunked_array([*rows["id"].chunks, *found.tables["id"].chunks], pa.string())
     kinds = Counter(str(key.kind) for key in request.keys)
     return Preview(
         request=request.id,
@@ -174,18 +189,13 @@ def _preview(lake: Lake, request: Request, matched: Matched, tables: pa.Table) -
         by_key=pc.sum(pc.equal(rows["how"], "key")).as_py() or 0,
         sources=_counts(rows["source"]),
         parts=by_part,
-        tables=_counts(tables["source"]),
+        tables=_counts(found.tables["source"]),
         releases=releases_with(lake, set(by_part)),
-        near=matched.near_found.get(request.id, 0),
-        unmatched=len({*matched.unmatched.get(request.id, ())} - _keys_of(tables)),
+        near=found.near_found,
+        unmatched=len(found.unmatched),
         shown=_listed(rows),
-        shown_near=_listed(matched.near),
+        shown_near=_listed(found.near),
     )
-
-
-def _keys_of(rows: pa.Table) -> set[int]:
-    """Keys that name some of the rows."""
-    return set(rows.filter(pc.equal(rows["how"], "key"))["key"].to_pylist())
 
 
 def releases_with(lake: Lake, parts: set[str]) -> dict[str, tuple[str, ...]]:

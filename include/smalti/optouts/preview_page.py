@@ -9,7 +9,7 @@ from smalti.errors import SmaltiError
 from smalti.lake import Lake
 from smalti.optouts.preview import Listed, Preview
 from smalti.optouts.request import Request
-from smalti.page import STYLE, figure, number, table
+from smalti.page import document, figure, number, table
 from smalti.release.collect import Shown
 from smalti.release.pictures import thumbnail
 
@@ -46,11 +46,7 @@ def render(lake: Lake, request: Request, preview: Preview) -> str:
         _pictures(lake, "What matches", preview.shown, preview.matched),
         _pictures(lake, "What nearly matches, and stays", preview.shown_near, preview.near),
     ]
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Opt-out {escape(request.id)}</title>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<style>{STYLE}</style></head>\n<body><main>\n" + "\n".join([head, *sections]) + "\n</main></body></html>\n"
-    )
+    return document(f"Opt-out {request.id}", [head, *sections])
 
 
 def _rows(counts: dict[str, int]) -> list[tuple[str, str]]:

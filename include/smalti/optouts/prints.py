@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from smalti.curation.load import ROWS, starts_of
 from smalti.curation.near import Ints, Keys, Mask
-from smalti.curation.readers import Reader
+from smalti.curation.readers import Rows
 from smalti.optouts.direct import over_chunks
 from smalti.shards.samples import KEYS
 
@@ -54,7 +54,7 @@ class Prints:
     kind: npt.NDArray[np.uint8]
 
     @classmethod
-    def read(cls, reader: Reader) -> Prints:
+    def read(cls, reader: Rows) -> Prints:
         count = int(starts_of(reader)[-1])
         found = cls(np.empty(count, np.uint64), np.empty(count, np.uint64), np.empty(count, np.uint8))
 

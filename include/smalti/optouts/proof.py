@@ -1,24 +1,28 @@
 """The proof that a request is in force: nothing is believed, everything is looked at, and what cannot be seen from here is named.
 
-1. Every part's samples.parquet is searched for the pictures and the ids that the request reached: each place must be in the newest
-   snapshot. So what a step missed, or a snapshot lost, is found.
+1. The request's keys are matched with every part anew, and every part's samples.parquet is searched for the pictures and the ids that the ledger
+   says it reached: each place must be in the newest snapshot. So what a step missed, or a snapshot lost, is found.
 2. In every live version of every dataset, what the training loader selects must have none of these places, whichever declared
    reasons a run lifts.
 3. The training loader itself serves what else there is in the shards concerned; none of it may be a matched sample.
-4. Trees hold copies of samples. A live one that still holds some is stated, and until it is gone nothing is in effect.
+4. Trees hold copies of samples. A live one that still holds some is stated, and until it is gone nothing is in effect. One of a
+   version that was succeeded is served no more; as long as its files are there, that is stated.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from smalti import objects
-from smalti.errors import CorruptError, InputError
+from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.lake import Lake
-from smalti.optouts.ledger import all_parts, read_step, settle, state
+from smalti.optouts.ledger import all_parts, read_step, settle, state, the_matcher
 from smalti.optouts.ledger_rows import read_matched
 from smalti.optouts.places import Places
 from smalti.optouts.proof_releases import Releases
@@ -45,14 +49,16 @@ def prove(lake: Lake, request_id: str, *, match: Matcher | None = None, read: Re
         read: what the training loader serves.
     Raises:
         InputError: the request is not in force: never applied, or taken back.
-        CorruptError: something is served that must not be, or may be; the first such sample is named.
+        CorruptError: something is served that must not be, or may be; the first such place is named.
     """
     request = read_request(lake, request_id)
     found = read_receipt(lake, request_id)
     ledger, parts = _settled(lake, request_id, match)
     snapshot = read_snapshot(lake, ledger.position)
-    places = Places.of(read_matched(lake, ledger.matched, [request_id]))
-    faults = places.search(lake, parts, snapshot)
+    matched = read_matched(lake, ledger.matched, [request_id])
+    places = Places.of(matched)
+    faults = places.again(_anew(lake, request, parts, matched, match or the_matcher()), snapshot)
+    faults += places.search(lake, parts, snapshot)
     releases = Releases(lake, snapshot, places)
     faults += releases.look()
     faults += releases.read_back(read)
@@ -69,7 +75,7 @@ def prove(lake: Lake, request_id: str, *, match: Matcher | None = None, read: Re
         action=request.action,
         submitted=request.submitted,
         resolved=read_step(lake, position).resolved,
-        effective=None if trees else datetime.fromtimestamp(written.written, UTC),
+        effective=None if trees else datetime.fromtimestamp(max(written.written, releases.replaced_at()), UTC),
         proved=datetime.now(UTC),
         position=position,
         snapshot=ledger.position,
@@ -77,14 +83,34 @@ def prove(lake: Lake, request_id: str, *, match: Matcher | None = None, read: Re
         keys=len(request.keys),
         unmatched=len(set(ledger.unmatched.get(request.id, ())) - places.keys),
         ids=len(places.ids),
+        in_tables=len(places.ids - {row["id"] for row in places.rows}),
         found=len(places.rows),
         samples=tuple(Matched(**row) for row in places.rows[:LISTED]),
         releases=tuple(releases.touched),
+        replaced=tuple(releases.replaced),
         checks=Checks(parts=places.parts, rows=places.searched, **releases.counts),
-        unreachable=(*trees, *out_of_reach(request)),
+        unreachable=(*trees, *releases.remains(), *out_of_reach(request)),
     )
     log.info("opt-outs: request %s (%s): %d places proved", request.id, request.reference, receipt.found)
     return receipt if trees else store_receipt(lake, receipt)
+
+
+def _anew(
+    lake: Lake, request: Request, parts: Mapping[str, Part], matched: pa.Table | None, match: Matcher
+) -> pa.Table:
+    """Places in parts that the keys reach, and those of the copies of what they name in tables, whatever the ledger says of parts."""
+    known = None if matched is None else matched.filter(pc.equal(matched["part"], ""))
+    some = dict(parts)
+    while True:
+        try:
+            return match(lake, [some[name] for name in sorted(some)], [request], known=known).rows
+        except MissingObject:
+            there = {
+                name: part for name, part in some.items() if objects.exists(lake.part_commit(part.source, part.name))
+            }
+            if len(there) == len(some):
+                raise
+            some = there  # the others were collected meanwhile
 
 
 def _settled(lake: Lake, request: str, match: Matcher | None) -> tuple[Ledger, dict[str, Part]]:

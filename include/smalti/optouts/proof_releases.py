@@ -14,10 +14,11 @@ from smalti.lake import Lake
 from smalti.loader.skips import ServedShard, served_shards
 from smalti.optouts.places import Places
 from smalti.optouts.readback import EPOCH, Reading
-from smalti.optouts.receipt import Touched, Unreachable
-from smalti.release.latest import live_versions
+from smalti.optouts.receipt import Replaced, Touched, Unreachable
+from smalti.release.latest import Succession, live_versions, stored_latest
 from smalti.release.manifest import Manifest, StreamEntry, read_manifest
 from smalti.release.optouts import OptoutSnapshot, read_snapshot
+from smalti.release.skips import sha256
 from smalti.release.tree_claims import CLAIM, COMMIT, commit_tiers
 
 Indices = Mapping[int, str]
@@ -30,6 +31,7 @@ class Releases:
 
     Attributes:
         touched: those that hold any of the samples.
+        replaced: those that did, had a tree, and were succeeded.
         counts: see `smalti.optouts.receipt.Checks`.
     """
 
@@ -37,12 +39,13 @@ class Releases:
     snapshot: OptoutSnapshot
     places: Places
     touched: list[Touched] = field(default_factory=list)
+    replaced: list[Replaced] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     _readings: list[Reading] = field(default_factory=list)
     _trees: list[Unreachable] = field(default_factory=list)
 
     def look(self) -> list[str]:
-        """Look at what the loader selects. Returns a line for each sample that it would serve."""
+        """Look at what the loader selects. Returns a line for each sample that it would serve, by its place: ids stand in no log."""
         faults: list[str] = []
         for dataset in objects.list_names(self.lake.releases()):
             for version in live_versions(self.lake, dataset):
@@ -51,6 +54,8 @@ class Releases:
                 streams = self._streams(manifest)
                 if streams:
                     faults += self._release(uri, manifest, streams)
+            for said in stored_latest(self.lake, dataset).succeeded:
+                self._look_back(dataset, said)
         return faults
 
     def read_back(self, read: Callable[[Reading], Iterable[str]]) -> list[str]:
@@ -61,8 +66,46 @@ class Releases:
             for name in read(reading):
                 self.counts["samples_read"] += 1
                 if name in self.places.ids:
-                    faults.append(f"{name} is served by {reading.manifest} from {reading.group}/{reading.tier}")
+                    which = f"a matched sample (sha256 of its id: {sha256(name.encode())[:12]}...)"
+                    faults.append(f"{which} is served by {reading.manifest} from {reading.group}/{reading.tier}")
         return faults
+
+    def _look_back(self, dataset: str, said: Succession) -> None:
+        """What became of a version that was succeeded, if its tree held any of the samples."""
+        uri = self.lake.manifest(dataset, said.version)
+        if not objects.exists(uri):
+            return  # collected: nothing is left of it
+        manifest = read_manifest(uri)
+        held = self._held(uri, manifest, self._streams(manifest))
+        there = bool(objects.list_names(self.lake.tree(dataset, said.version)))
+        if held and (there or manifest.publish == "tree"):
+            self.replaced.append(Replaced(dataset=dataset, version=said.version, successor=said.by or None, tree=there))
+
+    def _held(self, uri: str, manifest: Manifest, streams: Mapping[str, Mapping[str, Indices]]) -> bool:
+        """Whether a release itself serves any of the samples."""
+        return any(
+            True
+            for entry in manifest.streams
+            if entry.name in streams
+            for _ in _served(served_shards(uri, entry), streams[entry.name])
+        )
+
+    def replaced_at(self) -> float:
+        """When the last of the trees was served no more; 0: none was."""
+        stones = [objects.stat(self.lake.release_tombstone(each.dataset, each.version)) for each in self.replaced]
+        return max((stone.written for stone in stones if stone), default=0.0)
+
+    def remains(self) -> tuple[Unreachable, ...]:
+        """Trees that are served no more, and whose files are still there."""
+        return tuple(
+            Unreachable(
+                where=f"the tree of {each.dataset} {each.version}",
+                why=f"{each.successor or 'nothing'} has succeeded it, and it is served no more; its files go when maintenance "
+                "collects them, a grace after that",
+            )
+            for each in self.replaced
+            if each.tree
+        )
 
     def trees(self) -> tuple[Unreachable, ...]:
         """Live trees that hold any of the samples."""
@@ -91,8 +134,7 @@ class Releases:
             for lifted in {(), *manifest.reason_sets}:
                 now = served_shards(uri, entry, frozenset(lifted), self.snapshot.shards)
                 for shard, index in _served(now, shards):
-                    name = shards[shard][index]
-                    faults.append(f"{name} is served by {uri} from {shard} at {index}")
+                    faults.append(f"a matched sample is served by {uri} from {shard} at {index}")
                 if not lifted:
                     concerned[entry.group, entry.tier] += [each.basename for each in now if each.basename in shards]
         since = sum(map(len, held.values()))

@@ -45,6 +45,15 @@ class Touched(Model):
     tree: bool = Field(False, description="a tree of it still holds some of them")
 
 
+class Replaced(Model):
+    """A version that held samples of the request and is served no more: another one took its place."""
+
+    dataset: str
+    version: str
+    successor: str | None = Field(description="empty: nothing was left for one")
+    tree: bool = Field(description="files of its tree that hold some are still there, until maintenance collects them")
+
+
 class Checks(Model):
     """What was looked at, and found in order.
 
@@ -77,8 +86,8 @@ class Receipt(Model):
 
     Attributes:
         resolved: when it was applied.
-        effective: when the snapshot with it was there: from then on no run that starts is served any of the samples. Empty: trees
-            of releases still hold some.
+        effective: when the snapshot with it was there: from then on no run that starts is served any of the samples; and where a tree
+            held some, when its version was succeeded. Empty: trees of live releases still hold some.
         position, snapshot, snapshot_sha256: the step of the ledger that applied it; the newest snapshot, by which it was proved.
         ids, found: how many samples it reached, and in how many places they lie; `samples` lists at most LISTED places.
         keys, unmatched: how many keys it has, and how many of them match nothing that is held.
@@ -98,9 +107,11 @@ class Receipt(Model):
     keys: int = Field(ge=1)
     unmatched: int = Field(ge=0)
     ids: int = Field(ge=0)
+    in_tables: int = Field(0, ge=0, description="of `ids`: those that are in a source's table and in no part")
     found: int = Field(ge=0)
     samples: tuple[Matched, ...]
     releases: tuple[Touched, ...]
+    replaced: tuple[Replaced, ...] = ()
     checks: Checks
     unreachable: tuple[Unreachable, ...]
 

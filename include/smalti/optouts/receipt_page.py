@@ -7,7 +7,7 @@ from html import escape
 
 from smalti.optouts.receipt import Receipt, Touched
 from smalti.optouts.request import Action
-from smalti.page import STYLE, figure, number, table
+from smalti.page import document, figure, number, table
 
 SHOWN = 500
 """Places on the page; the JSON beside it lists more."""
@@ -17,7 +17,7 @@ _DONE = {Action.EXCLUDE: "never served again", Action.ERASE: "never served again
 
 def render(receipt: Receipt) -> str:
     """The page. The same receipt gives the same bytes."""
-    body = "\n".join([
+    body = [
         _head(receipt),
         *_warnings(receipt),
         _section("What happened", _times(receipt)),
@@ -25,12 +25,8 @@ def render(receipt: Receipt) -> str:
         _section("How this was checked", _checks(receipt)),
         _section("What cannot be reached from here", _unreachable(receipt)),
         _section("Samples", _samples(receipt)),
-    ])
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Receipt {escape(receipt.request)}</title>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<style>{STYLE}</style></head>\n<body><main>\n{body}\n</main></body></html>\n"
-    )
+    ]
+    return document(f"Receipt {receipt.request}", body)
 
 
 def _section(title: str, content: str) -> str:
@@ -81,7 +77,7 @@ def _times(receipt: Receipt) -> str:
 
 def _releases(receipt: Receipt) -> str:
     if not receipt.releases:
-        return "<p class=note>No release that is served, or was, holds any of them.</p>"
+        return "<p class=note>No release that is served, or was, holds any of them.</p>" + _replaced(receipt)
 
     def row(each: Touched) -> list[str]:
         name = f"{escape(each.dataset)} {escape(each.version)}<br><span class=digest>{escape(each.digest)}</span>"
@@ -90,7 +86,21 @@ def _releases(receipt: Receipt) -> str:
         return [name + tree, escape(", ".join(each.streams)), *counts]
 
     head = ["release", "streams", "samples", "left out by the release", "left out of runs that start"]
-    return table(head, [row(each) for each in receipt.releases], right=(2, 3, 4))
+    return table(head, [row(each) for each in receipt.releases], right=(2, 3, 4)) + _replaced(receipt)
+
+
+def _replaced(receipt: Receipt) -> str:
+    if not receipt.replaced:
+        return ""
+    rows = [
+        [
+            f"{escape(each.dataset)} {escape(each.version)}",
+            escape(each.successor or "nothing was left of it"),
+            "its files are still there, until maintenance collects them" if each.tree else "gone, or it had none",
+        ]
+        for each in receipt.replaced
+    ]
+    return "<p>Served no more:</p>" + table(["release", "in its place", "its tree"], rows, right=())
 
 
 def _checks(receipt: Receipt) -> str:

@@ -1,15 +1,19 @@
-"""Requests: the immutable half of the ledger. One object a request, written once, and one answer.
+"""Requests: the immutable half of the ledger. One object a request, written once, and an answer to what it would do.
 
     optouts/requests/<request>/request.json.gz    what was asked
     optouts/requests/<request>/preview.json.gz    what it would do
     optouts/requests/<request>/answer.json        applied or refused, and by whom
+    .../preview-2.json.gz, answer-2.json          the same once more, where it matched much more when it was to be applied
+    optouts/requests/<request>/forgotten.json     in the place of request.json.gz, once its time is over: all but keys and reason
 
 Names come from content and from where a request was handed in, so that handing it in twice is one request.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
@@ -58,12 +62,15 @@ class Request(Model):
     rejected: int = Field(
         0, ge=0, description="rows of what was handed in that are no keys: optouts/rejected names them"
     )
+    forgotten: AwareDatetime | None = Field(
+        None, description="when its keys were removed; such an object is not stored"
+    )
 
     @model_validator(mode="after")
     def _asks_for_something(self) -> Request:
         if (self.action == Action.WITHDRAW) != (self.withdraws is not None):
             raise ValueError("`withdraws` goes with the action withdraw")
-        if (self.action == Action.WITHDRAW) == bool(self.keys):
+        if self.forgotten is None and (self.action == Action.WITHDRAW) == bool(self.keys):
             raise ValueError("a request has keys, or takes another one back")
         if list(self.keys) != ordered(self.keys):
             raise ValueError("the keys are not sorted, or one stands twice")
@@ -76,7 +83,43 @@ class Request(Model):
 
     def encode(self) -> bytes:
         """The object that is stored."""
-        return compress(canonical_json(self.model_dump(mode="json")))
+        return compress(canonical_json(self.model_dump(mode="json", exclude={"forgotten"})))
+
+
+class Forgotten(Model):
+    """What stays of a request when nothing compares its keys with anything any more (`smalti.optouts.retention`)."""
+
+    version: Literal[1] = 1
+    id: str
+    action: Action
+    reference: str
+    submitted: AwareDatetime
+    submitted_by: str
+    keys: int = Field(ge=0, description="how many it had")
+    kinds: dict[str, int] = Field(description="kind of key -> keys")
+    rejected: int = Field(ge=0)
+    forgotten: AwareDatetime = Field(description="when its keys were removed")
+
+    @classmethod
+    def of(cls, request: Request, now: datetime) -> Forgotten:
+        same = {
+            name: getattr(request, name)
+            for name in ("id", "action", "reference", "submitted", "submitted_by", "rejected")
+        }
+        kinds = Counter(str(key.kind) for key in request.keys)
+        return cls(**same, keys=len(request.keys), kinds=dict(sorted(kinds.items())), forgotten=now)
+
+    def encode(self) -> bytes:
+        """The object that is stored."""
+        return (self.model_dump_json(indent=1) + "\n").encode()
+
+    def as_request(self) -> Request:
+        """The request without its keys: for whoever asks what it was, and compares it with nothing."""
+        same = {
+            name: getattr(self, name)
+            for name in ("id", "action", "reference", "submitted", "submitted_by", "rejected", "forgotten")
+        }
+        return Request(**same, submission="forgotten")
 
 
 class Answer(Model):
@@ -117,7 +160,7 @@ def submit(lake: Lake, request: Request) -> Request:
 
 
 def read_request(lake: Lake, request: str) -> Request:
-    """A request of the ledger.
+    """A request of the ledger. One whose time is over has no keys any more, and says so (`forgotten`).
 
     Raises:
         InputError: there is none of that id.
@@ -127,9 +170,29 @@ def read_request(lake: Lake, request: str) -> Request:
     try:
         return parse(Request, decompress(objects.read_bytes(uri), uri), uri)
     except MissingObject as error:
+        found = read_forgotten(lake, request)
+        if found is not None:
+            return found.as_request()
         raise InputError(
             "there is no such request", uri, "`smalti optout status` lists those that there are"
         ) from error
+
+
+def read_forgotten(lake: Lake, request: str) -> Forgotten | None:
+    """What stayed of a request whose time is over; None: it has all its keys, or there is none. Raises CorruptError."""
+    uri = lake.optout_forgotten(request)
+    found = objects.read_versioned(uri)
+    return None if found is None else parse(Forgotten, found[0], uri)
+
+
+def refuse_forgotten(request: Request) -> None:
+    """Raises InputError for a request whose keys were removed: nothing can be looked up by it."""
+    if request.forgotten is not None:
+        raise InputError(
+            f"its keys were removed {request.forgotten:%Y-%m-%d}, because its time was over",
+            f"request {request.id}",
+            "Ask anew under another reference",
+        )
 
 
 def request_ids(lake: Lake) -> list[str]:
@@ -137,16 +200,23 @@ def request_ids(lake: Lake) -> list[str]:
     return objects.list_names(lake.optout_requests())
 
 
-def write_answer(lake: Lake, answer: Answer) -> Answer:
-    """Record the answer, or find that there is one: the first one counts."""
-    uri = lake.optout_answer(answer.request)
+def write_answer(lake: Lake, answer: Answer, turn: int = 1) -> Answer:
+    """Record the answer to a preview, or find that there is one: the first one counts."""
+    uri = lake.optout_answer(answer.request, turn)
     if objects.create_bytes(uri, answer.model_dump_json().encode()):
         return answer
     return parse(Answer, objects.read_bytes(uri), uri)
 
 
 def read_answer(lake: Lake, request: str) -> Answer | None:
-    """The answer to a request; None: it waits."""
-    uri = lake.optout_answer(request)
-    found = objects.read_versioned(uri)
-    return None if found is None else parse(Answer, found[0], uri)
+    """The answer to the newest preview of a request; None: it waits."""
+    turn = 1
+    while True:
+        uri = lake.optout_answer(request, turn)
+        found = objects.read_versioned(uri)
+        if found is None:
+            return None
+        answer = parse(Answer, found[0], uri)
+        if not answer.apply or not objects.exists(lake.optout_preview(request, turn + 1)):
+            return answer
+        turn += 1

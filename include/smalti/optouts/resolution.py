@@ -56,6 +56,9 @@ class Resolution(Model):
     unmatched: dict[str, tuple[int, ...]] = Field(
         {}, description="new request -> places of the keys that matched nothing"
     )
+    tables: dict[str, int] = Field(
+        {}, description="source -> version of its table whose rows all that is in force was compared with"
+    )
     resolved: AwareDatetime
 
     @field_validator("places")
@@ -81,6 +84,7 @@ class Resolution(Model):
             places=self.places,
             ids=self.ids,
             unmatched=self.unmatched,
+            tables=self.tables,
         )
 
 
@@ -98,6 +102,7 @@ class Block(Model):
     places: Places
     ids: dict[str, tuple[str, ...]]
     unmatched: dict[str, tuple[int, ...]]
+    tables: dict[str, int] = Field({})
 
     @field_validator("places")
     @classmethod
@@ -121,6 +126,7 @@ class Ledger:
         parts: `<source>/<part>` with which everything in force was compared.
         matched: digests of the parquet files with the matched samples.
         places, ids, unmatched: of requests in force.
+        tables: source -> version of its table with which everything in force was compared.
     """
 
     position: int = 0
@@ -132,6 +138,7 @@ class Ledger:
     places: dict[str, dict[str, set[int]]] = field(default_factory=dict)
     ids: dict[str, set[str]] = field(default_factory=dict)
     unmatched: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    tables: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, steps: Iterable[Resolution]) -> Ledger:
@@ -159,6 +166,7 @@ class Ledger:
         self.parts.update(block.parts)
         self.matched += block.matched
         self.unmatched |= block.unmatched
+        self.tables |= block.tables
         for request, shards in block.places.items():
             mine = self.places.setdefault(request, {})
             for shard, indices in shards.items():
@@ -200,6 +208,7 @@ class Ledger:
             places={request: sorted_places(shards) for request, shards in self.places.items()},
             ids={request: tuple(sorted(ids)) for request, ids in self.ids.items()},
             unmatched=self.unmatched,
+            tables=self.tables,
         )
 
 

@@ -19,7 +19,7 @@ from smalti.lake import Lake
 from smalti.optouts.ledger import read_step, state
 from smalti.optouts.preview import Listed, read_preview
 from smalti.optouts.request import Action, Request, read_request
-from smalti.page import STYLE, figure, number, table
+from smalti.page import document, figure, number, table
 from smalti.release.skips import Model, parse
 
 SHOWN = 500
@@ -103,12 +103,7 @@ def _statement(request: Request) -> Statement:
 def render(said: Statement) -> str:
     """The page, fit to send on. The same statement gives the same bytes."""
     body = _withdrawal(said) if said.action == Action.WITHDRAW else _query(said)
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Opt-out {escape(said.request)}</title>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<style>{STYLE}</style></head>\n<body><main>\n<p class=over>Your reference: {escape(said.reference)}</p>{body}\n"
-        "</main></body></html>\n"
-    )
+    return document(f"Opt-out {said.request}", [f"<p class=over>Your reference: {escape(said.reference)}</p>{body}"])
 
 
 def _withdrawal(said: Statement) -> str:

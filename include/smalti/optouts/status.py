@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ValidationError
+from pydantic import BaseModel
 
 from smalti import objects
-from smalti.errors import InputError, MissingObject
 from smalti.lake import Lake
-from smalti.objects import join_uri
-from smalti.optouts.request import Action, read_answer, request_ids
-from smalti.release.skips import damaged, decompress
+from smalti.objects import ObjectInfo
+from smalti.optouts.heads import READERS, Head, condense, read_blocks, read_heads, read_some
+from smalti.optouts.request import Action, read_answer
+from smalti.optouts.resolution import BLOCK
 
-_STEP = re.compile(r"\d{8}\.json\.gz")
-_READERS = 16
+_STEP = re.compile(r"(block-)?(\d{8})\.json\.gz")
 
 
 class State(StrEnum):
@@ -34,6 +32,15 @@ class State(StrEnum):
     EXCLUDED = "excluded, to be erased"
     PROVEN = "proven"
     WITHDRAWN = "withdrawn"
+
+
+ENDED = frozenset({State.PROVEN, State.REFUSED, State.WITHDRAWN})
+"""Nothing more is to be done; what was refused was decided by a person."""
+
+_TURN = re.compile(r"(preview|answer)(?:-(\d+))?\.json(?:\.gz)?")
+
+_WAITING = frozenset({State.HANDED_IN, State.WAITS})
+"""Nobody has answered yet."""
 
 
 @dataclass(frozen=True)
@@ -64,19 +71,6 @@ class Standing:
         return f"{self.state} at position {self.position}" if self.state == State.RESOLVED else self.state.value
 
 
-class _Head(BaseModel):
-    """What is read of a request: its keys are not looked at."""
-
-    id: str
-    action: Action
-    reference: str
-    submitted: AwareDatetime
-    submitted_by: str
-    keys: list[Any]
-    rejected: int
-    withdraws: str | None = None
-
-
 class _Step(BaseModel):
     """What is read of a resolution: what it matched is not looked at."""
 
@@ -86,80 +80,141 @@ class _Step(BaseModel):
     withdrawals: tuple[str, ...] = ()
 
 
-def standings(lake: Lake, requests: Iterable[str] | None = None) -> list[Standing]:
-    """Every request, or these, the one that was handed in first first.
+class _Block(BaseModel):
+    """The same of a block of them: request -> step."""
+
+    position: int
+    requests: dict[str, int]
+    withdrawn: dict[str, int]
+    withdrawals: dict[str, int]
+
+
+Objects = dict[str, ObjectInfo]
+"""name -> object"""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """One look at the ledger: a listing of each of its folders, and of what is past a few objects that say it of many.
+
+    Attributes:
+        standings: the one that was handed in first first.
+        folders, receipts: request -> what lies in its folder, and among its receipts.
+        steps: position -> the step's object.
+    """
+
+    standings: list[Standing]
+    folders: dict[str, Objects]
+    receipts: dict[str, Objects]
+    steps: dict[int, ObjectInfo]
+
+    def condense(self, lake: Lake) -> int:
+        """See to it that the next survey reads less. Returns how many objects that made."""
+        return condense(lake, [_head(each) for each in self.standings if each.state not in _WAITING])
+
+
+def survey(lake: Lake, requests: Iterable[str] | None = None) -> Survey:
+    """Look at every request, or at these.
 
     Raises:
         InputError: there is no request of such an id.
         CorruptError: an object of the ledger is damaged.
     """
-    wanted = request_ids(lake) if requests is None else list(requests)
-    with ThreadPoolExecutor(_READERS) as pool:
-        steps = pool.map(lambda name: _read(_Step, join_uri(lake.optout_resolutions(), name)), _steps(lake))
-        resolved, withdrawn = _positions(steps)
-        found = list(pool.map(lambda request: _standing(lake, request, resolved, withdrawn), wanted))
-    return sorted(found, key=lambda each: (each.submitted, each.id))
+    wanted = None if requests is None else list(requests)
+    folders = _folders(lake.optout_requests(), lake.optout_folder, wanted)
+    receipts = _folders(lake.optout_receipts_root(), lake.optout_receipts, wanted)
+    steps, resolved, withdrawn = _positions(lake)
+    heads = read_heads(lake, folders, read_blocks(lake) if wanted is None else {})
+
+    def look(request: str) -> Standing:
+        head = heads[request]
+        there = folders[request].keys(), receipts.get(request, {}).keys()
+        return Standing(
+            id=request,
+            state=_state(lake, head, *there, request in resolved, request in withdrawn),
+            action=head.action,
+            reference=head.reference,
+            submitted=head.submitted,
+            submitted_by=head.submitted_by,
+            keys=head.keys,
+            rejected=head.rejected,
+            position=resolved.get(request),
+            withdraws=head.withdraws,
+            withdrawn=withdrawn.get(request),
+        )
+
+    with ThreadPoolExecutor(READERS) as pool:
+        found = list(pool.map(look, folders))
+    return Survey(sorted(found, key=lambda each: (each.submitted, each.id)), folders, receipts, steps)
 
 
-def _steps(lake: Lake) -> list[str]:
-    return [name for name in objects.list_names(lake.optout_resolutions()) if _STEP.fullmatch(name)]
+def standings(lake: Lake, requests: Iterable[str] | None = None) -> list[Standing]:
+    """Every request, or these, the one that was handed in first first. Raises as `survey` does."""
+    return survey(lake, requests).standings
 
 
-def _positions(steps: Iterable[_Step]) -> tuple[dict[str, int], dict[str, int]]:
-    """Request -> where it was resolved; request -> where it was taken back."""
+def _folders(root: str, folder: Callable[[str], str], requests: Sequence[str] | None) -> dict[str, Objects]:
+    """Request -> what lies in its folder."""
+    if requests is not None:
+        return {
+            each: {info.uri.removeprefix(folder(each) + "/"): info for info in objects.list_objects(folder(each))}
+            for each in requests
+        }
+    found: dict[str, Objects] = {}
+    for info in objects.list_objects(root):
+        request, _, name = info.uri.removeprefix(f"{root}/").partition("/")
+        found.setdefault(request, {})[name] = info
+    return found
+
+
+def _positions(lake: Lake) -> tuple[dict[int, ObjectInfo], dict[str, int], dict[str, int]]:
+    """The steps; request -> where it was resolved; request -> where it was taken back."""
+    steps: dict[int, ObjectInfo] = {}
+    blocks: dict[int, ObjectInfo] = {}
+    for info in objects.list_objects(lake.optout_resolutions()):
+        name = _STEP.fullmatch(info.uri.rpartition("/")[2])
+        if name:
+            (blocks if name[1] else steps)[int(name[2])] = info
+    covered = {position for last in blocks for position in range(last - BLOCK + 1, last + 1)}
     resolved: dict[str, int] = {}
     withdrawn: dict[str, int] = {}
-    for step in steps:
-        resolved |= dict.fromkeys([*step.requests, *step.withdrawals], step.position)
-        withdrawn |= dict.fromkeys(step.withdrawn, step.position)
-    return resolved, withdrawn
-
-
-def _standing(lake: Lake, request: str, resolved: Mapping[str, int], withdrawn: Mapping[str, int]) -> Standing:
-    uri = lake.optout_request(request)
-    try:
-        head = _read(_Head, uri)
-    except MissingObject:
-        raise InputError("there is no such request", uri, "`smalti optout status` lists those that there are") from None
-    return Standing(
-        id=request,
-        state=_state(lake, request, head.action, resolved, withdrawn),
-        action=head.action,
-        reference=head.reference,
-        submitted=head.submitted,
-        submitted_by=head.submitted_by,
-        keys=len(head.keys),
-        rejected=head.rejected,
-        position=resolved.get(request),
-        withdraws=head.withdraws,
-        withdrawn=withdrawn.get(request),
-    )
+    with ThreadPoolExecutor(READERS) as pool:
+        for block in pool.map(lambda last: read_some(_Block, blocks[last].uri), sorted(blocks)):
+            resolved |= block.requests | block.withdrawals
+            withdrawn |= block.withdrawn
+        for step in pool.map(lambda each: read_some(_Step, steps[each].uri), sorted(steps.keys() - covered)):
+            resolved |= dict.fromkeys([*step.requests, *step.withdrawals], step.position)
+            withdrawn |= dict.fromkeys(step.withdrawn, step.position)
+    return steps, resolved, withdrawn
 
 
 def _state(
-    lake: Lake, request: str, action: Action, resolved: Mapping[str, int], withdrawn: Mapping[str, int]
+    lake: Lake, head: Head, folder: Collection[str], receipts: Collection[str], is_resolved: bool, is_withdrawn: bool
 ) -> State:
-    if request in withdrawn:
+    if is_withdrawn:
         return State.WITHDRAWN
-    if objects.exists(lake.optout_receipt(request, action.value)):
+    if f"{head.action}.json" in receipts:
         return State.PROVEN
-    if action == Action.ERASE and objects.exists(lake.optout_receipt(request, Action.EXCLUDE.value)):
+    if head.action == Action.ERASE and f"{Action.EXCLUDE}.json" in receipts:
         return State.EXCLUDED
-    if request in resolved:
+    if is_resolved:
         return State.RESOLVED
-    answer = read_answer(lake, request)
-    if answer is not None:
-        return State.CONFIRMED if answer.apply else State.REFUSED
-    return State.WAITS if objects.exists(lake.optout_preview(request)) else State.HANDED_IN
+    previews, answers = (turns_of(folder, what) for what in ("preview", "answer"))
+    if answers and max(answers) >= max(previews, default=0):
+        refused = head.refused
+        if refused is None:
+            answer = read_answer(lake, head.id)
+            refused = answer is not None and not answer.apply
+        return State.REFUSED if refused else State.CONFIRMED
+    return State.WAITS if previews else State.HANDED_IN
 
 
-R = TypeVar("R", bound=BaseModel)
+def turns_of(folder: Collection[str], what: str) -> list[int]:
+    """Numbers of the previews, or answers, in a request's folder; the first has none in its name."""
+    found = [match for name in folder if (match := _TURN.fullmatch(name))]
+    return [int(match[2] or 1) for match in found if match[1] == what]
 
 
-def _read(model: type[R], uri: str) -> R:
-    """Some fields of an object. Raises MissingObject, CorruptError."""
-    content = decompress(objects.read_bytes(uri), uri)
-    try:
-        return model.model_validate_json(content)
-    except ValidationError as error:
-        raise damaged(uri, f"{error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from None
+def _head(standing: Standing) -> Head:
+    same = {name: getattr(standing, name) for name in Head.model_fields if name != "refused"}
+    return Head(**same, refused=True if standing.state == State.REFUSED else None)

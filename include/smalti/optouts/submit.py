@@ -88,12 +88,14 @@ def _no_key(lake: Lake, name: str, parsed: Parsed) -> InputError:
 
 def _check_not_over(lake: Lake, request: str) -> None:
     """What was refused or taken back is asked anew by another request: to find the old one would look as if it applied."""
-    if not objects.exists(lake.optout_request(request)):
+    forgotten = objects.exists(lake.optout_forgotten(request))
+    if not forgotten and not objects.exists(lake.optout_request(request)):
         return
     [standing] = standings(lake, [request])
-    if standing.state in (State.REFUSED, State.WITHDRAWN):
+    if forgotten or standing.state in (State.REFUSED, State.WITHDRAWN):
         raise InputError(
-            f"the same was handed in under this reference before, and {standing.shown}",
+            f"the same was handed in under this reference before, and {standing.shown}"
+            + (", and its keys were removed since" if forgotten else ""),
             f"request {request}",
             "Ask anew under another reference",
         )

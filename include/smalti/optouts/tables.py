@@ -1,26 +1,47 @@
-"""Opt-outs in the tables of the sources: rows that were never sharded, were dropped, or wait for it, too."""
+"""Opt-outs in the tables of the sources: rows that were never sharded, were dropped, or wait for it, too.
+
+What a row shows may have copies in parts, so its picture counts like that of a sample. A row that was dropped before its picture was
+looked at has no fingerprint: where a key names it, its picture is read from the table, and its fingerprint kept with the match.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from smalti import objects
+from smalti.compute import map_tasks
 from smalti.curation.near import Mask
 from smalti.curation.readers import Thumbnails
+from smalti.images.decode import DecodeError, decode
+from smalti.images.fingerprint import fingerprint
 from smalti.lake import Lake
+from smalti.optouts.direct import gather
 from smalti.optouts.match import match_rows, table_of
 from smalti.optouts.matched import KEY, MATCHED
 from smalti.optouts.request import Request
+from smalti.reasons import DropReason
 from smalti.shards.samples import KEYS, SCHEMA, THUMBNAIL, keys_of
-from smalti.table.store import lance_errors, open_table
+from smalti.table.store import lance_errors, open_table, read_images
 
 _ENDING = ".lance"
+
+_PICTURES = 256
+"""Pictures of a task that makes fingerprints; it holds one decoded picture at a time."""
+
+_DROPPED = 1 << 17
+"""Dropped rows that are compared at a time."""
+
+_COLUMNS = ("id", "sha256", "phash", "colour", "flat", "width", "height", "tier", "ar", "owner", "url", "url_host")
+"""What matching may ask of a row."""
+
+_CONTENT = ["request", "id", "sha256"]
 
 
 def match_tables(lake: Lake, requests: Sequence[Request], matched: pa.Table) -> pa.Table:
@@ -33,38 +54,254 @@ def match_tables(lake: Lake, requests: Sequence[Request], matched: pa.Table) -> 
     Raises:
         LakeError: a table cannot be read.
     """
+    return each_id_once(Tables.open(lake).match(requests, matched))
+
+
+def each_id_once(rows: pa.Table) -> pa.Table:
+    """MATCHED of tables, with one row for each request and id: that which a key names, else the newest."""
     import polars as pl
 
-    reader = TableReader.of(lake)
-    found = match_rows(reader, requests, matched, 0)
-    rows = table_of(reader, [""] * len(reader.sizes), found.nodes, requests, found.entries)
+    if not rows.num_rows:
+        return MATCHED.empty_table()
     frame = pl.DataFrame(pl.from_arrow(rows.select(["request", "id", "how"]))).with_row_index("at")
-    frame = (
-        frame
-        .with_columns(key=pl.col("how") == KEY)
-        .sort("request", "id", "key", "at")
-        .unique(["request", "id"], keep="last")
-    )
-    return rows.take(frame.sort("at")["at"].to_arrow()) if rows.num_rows else MATCHED.empty_table()
+    frame = frame.with_columns(key=pl.col("how") == KEY).sort("request", "id", "key", "at")
+    return rows.take(frame.unique(["request", "id"], keep="last").sort("at")["at"].to_arrow())
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of all sources, each at the version that was the newest when they were opened: lance.LanceDataset by source."""
+
+    tables: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, lake: Lake) -> Tables:
+        """Raises LakeError if a table is there and cannot be read."""
+        names = [each.removesuffix(_ENDING) for each in objects.list_names(lake.tables()) if each.endswith(_ENDING)]
+        found = {source: open_table(lake.table(source)) for source in names}
+        return cls({source: table for source, table in found.items() if table is not None})
+
+    @property
+    def versions(self) -> dict[str, int]:
+        return {source: int(table.version) for source, table in self.tables.items()}
+
+    def match(self, requests: Sequence[Request], known: pa.Table | None) -> pa.Table:
+        """All rows that requests match: MATCHED with an empty `part`; a request has an id and a sha256 once, as the newest row has them.
+
+        Args:
+            known: MATCHED, what these requests match elsewhere: copies of that are looked for as well.
+        """
+        return self._match(TableReader.of(self.tables), requests, known)
+
+    def dropped(self, requests: Sequence[Request], known: pa.Table | None, seen: Mapping[str, int]) -> pa.Table:
+        """The same, of those rows alone that were dropped because somebody opted out: what came while a request was in force.
+
+        Args:
+            known: rows of any request that has an id and a sha256 in it are not looked at.
+            seen: source -> version of its table that is not looked at.
+        """
+        told = MATCHED.empty_table() if known is None else known
+        while True:
+            found = [MATCHED.empty_table()]
+            for reader in self._dropped(pa.concat_tables([told, *found]), seen):
+                rows = self._match(reader, requests, pa.concat_tables([told, *found]))
+                found.append(_not_among(rows, told))
+            new = pa.concat_tables(found)
+            if not new.num_rows:
+                return told.slice(0 if known is None else known.num_rows)
+            told = pa.concat_tables([told, new])
+
+    def has_dropped(self, seen: Mapping[str, int]) -> bool:
+        """Whether `dropped` has anything to look at."""
+        return next(self._dropped(MATCHED.empty_table(), seen, limit=1), None) is not None
+
+    def _dropped(self, known: pa.Table, seen: Mapping[str, int], limit: int | None = None) -> Iterator[HeldReader]:
+        told = _contents(known)
+        for source, table in self.tables.items():
+            if seen.get(source) == table.version:
+                continue
+            has = [name for name in _COLUMNS if name in table.schema.names]
+            with lance_errors(source):
+                batches = table.scanner(
+                    columns=has,
+                    filter=f"drop = '{DropReason.OPTOUT.value}'",
+                    with_row_id=True,
+                    batch_size=_DROPPED,
+                    limit=limit,
+                ).to_batches()
+                for batch in batches:
+                    rows = pa.Table.from_batches([batch])
+                    rows = rows.filter(pc.invert(pc.is_in(_contents(rows), value_set=told.combine_chunks())))
+                    if rows.num_rows:
+                        yield HeldReader(source, rows)
+
+    def _match(self, reader: TableReader | HeldReader, requests: Sequence[Request], known: pa.Table | None) -> pa.Table:
+        known = MATCHED.empty_table() if known is None else known
+        found = match_rows(reader, requests, known, 0)
+        labels = [""] * len(reader.sizes)
+        rows = _newest(table_of(reader, labels, found.nodes, requests, found.entries))
+        unread = _unread(reader, found.entries)
+        if not unread.height:
+            return rows
+        rows = _printed(rows, self._prints(unread))
+        more = match_rows(reader, requests, pa.concat_tables([known, rows]), 0, keys=False)
+        new = _not_among(_newest(table_of(reader, labels, more.nodes, requests, more.entries)), rows)
+        return pa.concat_tables([rows, new])
+
+    def _prints(self, unread: Any) -> Any:
+        """Fingerprints of pictures, as a polars frame: sha256, phash, colour, flat. unread: source, sha256, _rowid."""
+        import polars as pl
+
+        tasks = []
+        for (source,), some in unread.unique("sha256", keep="last", maintain_order=True).group_by(
+            "source", maintain_order=True
+        ):
+            table = self.tables[source]
+            for start in range(0, some.height, _PICTURES):
+                piece = some.slice(start, _PICTURES)
+                tasks.append(_Unread(table.uri, table.version, tuple(piece["_rowid"]), tuple(piece["sha256"])))
+        rows = [row for found in map_tasks(_prints_of, tasks) for row in found]
+        schema = {"sha256": pl.String, "phash": pl.UInt64, "colour": pl.Binary, "flat": pl.Boolean}
+        return pl.DataFrame(rows, schema, orient="row")
+
+
+@dataclass(frozen=True)
+class _Unread:
+    """Pictures of a table, by the addresses of their rows."""
+
+    table: str
+    version: int
+    addresses: tuple[int, ...]
+    sha256: tuple[str, ...]
+
+
+def _prints_of(task: _Unread) -> list[tuple[str, int, bytes, bool]]:
+    """Of those that can be decoded: the others have copies by their bytes alone."""
+    found = []
+    for sha256, data in zip(task.sha256, read_images(task.table, task.version, task.addresses), strict=True):
+        try:
+            its = fingerprint(decode(data))
+        except DecodeError:
+            continue
+        found.append((sha256, its.phash, its.colour, its.flat))
+    return found
+
+
+def _unread(reader: TableReader | HeldReader, entries: Any) -> Any:
+    """Rows that a key names and nobody has fingerprinted, as a polars frame: source, sha256, _rowid."""
+    import polars as pl
+
+    rows = np.unique(entries.filter(pl.col("how") == KEY)["row"].to_numpy()).astype(np.int64)
+    found = [pl.DataFrame(schema={"source": pl.String, "sha256": pl.String, "_rowid": pl.UInt64})]
+    for places, part, frame in gather(reader, ["phash"], rows):
+        lacking = rows[places][frame["phash"].is_null().to_numpy()]
+        for _, _, some in gather(reader, ["sha256", "_rowid"], lacking):
+            found.append(some.select(pl.lit(reader.sources[part]).alias("source"), "sha256", pl.col("_rowid")))
+    return pl.concat(found)
+
+
+def _printed(rows: pa.Table, prints: Any) -> pa.Table:
+    """MATCHED with the fingerprints of those that had none."""
+    import polars as pl
+
+    at = pl.DataFrame(pl.from_arrow(rows.select(["sha256", "phash"]))).with_row_index("at")
+    at = at.filter(pl.col("phash").is_null()).drop("phash").join(prints, on="sha256").sort("at")
+    for name in ("phash", "colour", "flat"):
+        mask = np.zeros(rows.num_rows, np.bool_)
+        mask[at["at"].to_numpy()] = True
+        kind = MATCHED.field(name).type
+        filled = pc.replace_with_mask(rows[name].combine_chunks(), pa.array(mask), at[name].to_arrow().cast(kind))
+        rows = rows.set_column(rows.schema.get_field_index(name), MATCHED.field(name), filled)
+    return rows
+
+
+def _newest(rows: pa.Table) -> pa.Table:
+    """Each id and sha256 of a request once: the one that a key names, else the newest."""
+    import polars as pl
+
+    if not rows.num_rows:
+        return rows
+    frame = pl.DataFrame(pl.from_arrow(rows.select([*_CONTENT, "how"]))).with_row_index("at")
+    frame = frame.with_columns(key=pl.col("how") == KEY).sort(*_CONTENT, "key", "at")
+    return rows.take(frame.unique(_CONTENT, keep="last").sort("at")["at"].to_arrow())
+
+
+def _not_among(rows: pa.Table, known: pa.Table) -> pa.Table:
+    import polars as pl
+
+    frame = pl.DataFrame(pl.from_arrow(rows.select(_CONTENT))).with_row_index("at")
+    left = frame.join(pl.DataFrame(pl.from_arrow(known.select(_CONTENT))), on=_CONTENT, how="anti")["at"].sort()
+    return rows if len(left) == rows.num_rows else rows.take(left.to_arrow())
+
+
+def _contents(rows: pa.Table) -> pa.ChunkedArray:
+    """id and sha256 in one text."""
+    return pc.binary_join_element_wise(rows["id"], rows["sha256"], "\0")
+
+
+def _shaped(table: pa.Table, columns: Sequence[str]) -> Any:
+    """Columns of a table's rows as a Reader gives them, in a polars frame."""
+    import polars as pl
+
+    frame = pl.DataFrame(pl.from_arrow(table))
+    if {*KEYS} & {*columns}:
+        keys = keys_of(table["sha256"])
+        frame = frame.with_columns(pl.Series(name, key) for name, key in zip(KEYS, keys, strict=True))
+    kinds = pl.from_arrow(SCHEMA.empty_table())
+    lacking = [name for name in columns if name not in frame.columns]
+    return frame.with_columns(pl.lit(None, kinds[name].dtype).alias(name) for name in lacking).select(columns)
+
+
+def _asked(columns: Sequence[str]) -> list[str]:
+    """Columns of a table that these are made of."""
+    found = [name for name in columns if name not in (*KEYS, "shard", "index", "_rowid")]
+    return found + (["sha256"] if {*KEYS} & {*columns} and "sha256" not in found else [])
+
+
+def _thumbnails(column: pa.ChunkedArray, taken: Mask) -> Thumbnails:
+    data = b"".join(value or bytes(THUMBNAIL) for value in column.filter(pa.array(taken)).to_pylist())
+    return np.frombuffer(data, np.uint8).reshape(-1, THUMBNAIL)
+
+
+@dataclass(frozen=True)
+class HeldReader:
+    """Rows of one table that are in memory, as a Reader: one part. They have the columns that matching asks for, and `_rowid`."""
+
+    source: str
+    rows: pa.Table
+
+    @property
+    def sources(self) -> Sequence[str]:
+        return [self.source]
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return [self.rows.num_rows]
+
+    def read(self, part: int, columns: Sequence[str], start: int, rows: int) -> Any:
+        """See Reader."""
+        asked = [*_asked(columns), *({"_rowid"} & {*columns})]
+        return _shaped(self.rows.select(asked or ["id"]).slice(start, rows), columns)
+
+    def thumbnails(self, part: int, start: int, taken: Mask) -> Thumbnails:
+        """See Reader."""
+        return _thumbnails(self.rows["colour"].slice(start, len(taken)), taken)
 
 
 @dataclass(frozen=True)
 class TableReader:
-    """The rows of tables as a Reader: a fragment is a part, the oldest of a source first. It has the columns that matching asks for."""
+    """The rows of tables as a Reader: a fragment is a part, the oldest of a source first. It has the columns that matching asks for,
+    and `_rowid`."""
 
     fragments: tuple[tuple[str, Any], ...]
 
     @classmethod
-    def of(cls, lake: Lake) -> TableReader:
-        """Of the newest version of each table."""
+    def of(cls, tables: Mapping[str, Any]) -> TableReader:
         found = []
-        for name in objects.list_names(lake.tables()):
-            source = name.removesuffix(_ENDING)
-            table = open_table(lake.table(source)) if name.endswith(_ENDING) else None
-            if table is not None:
-                with lance_errors(lake.table(source)):
-                    fragments = sorted(table.get_fragments(), key=lambda fragment: int(fragment.fragment_id))
-                found += [(source, fragment) for fragment in fragments]
+        for source, table in tables.items():
+            with lance_errors(source):
+                fragments = sorted(table.get_fragments(), key=lambda fragment: int(fragment.fragment_id))
+            found += [(source, fragment) for fragment in fragments]
         return cls(tuple(found))
 
     @property
@@ -75,43 +312,25 @@ class TableReader:
     def sizes(self) -> Sequence[int]:
         return [self._reading(part, lambda fragment: int(fragment.count_rows())) for part in range(len(self.fragments))]
 
-    def places(self, part: int) -> Mapping[str, int]:
-        """Nothing asks a table which of two rows is newer."""
-        raise NotImplementedError
-
     def read(self, part: int, columns: Sequence[str], start: int, rows: int) -> Any:
         """See Reader."""
-        import polars as pl
-
-        asked = [name for name in columns if name not in (*KEYS, "shard", "index")]
-        asked += ["sha256"] if {*KEYS} & {*columns} and "sha256" not in asked else []
-        table = self._table(part, asked, start, rows)
-        frame = pl.DataFrame(pl.from_arrow(table)) if asked else pl.DataFrame()
-        if {*KEYS} & {*columns}:
-            keys = keys_of(table["sha256"])
-            frame = frame.with_columns(pl.Series(name, key) for name, key in zip(KEYS, keys, strict=True))
-        kinds = pl.from_arrow(SCHEMA.empty_table())
-        frame = frame.with_columns(
-            pl.lit(None, kinds[name].dtype).alias(name) for name in ("shard", "index") if name in columns
-        )
-        return frame.select(columns)
+        return _shaped(self._table(part, _asked(columns), start, rows, addresses="_rowid" in columns), columns)
 
     def thumbnails(self, part: int, start: int, taken: Mask) -> Thumbnails:
         """See Reader."""
-        import polars as pl
-
         found = [np.empty((0, THUMBNAIL), np.uint8)]
         step = 1 << 17
         for at in range(0, len(taken), step):
             some = taken[at : at + step]
             if some.any():
-                column = pl.DataFrame(pl.from_arrow(self._table(part, ["colour"], start + at, len(some))))["colour"]
-                data = b"".join(column.filter(pl.Series(some)).fill_null(bytes(THUMBNAIL)))
-                found.append(np.frombuffer(data, np.uint8).reshape(-1, THUMBNAIL))
+                found.append(_thumbnails(self._table(part, ["colour"], start + at, len(some))["colour"], some))
         return np.concatenate(found)
 
-    def _table(self, part: int, columns: Sequence[str], start: int, rows: int) -> pa.Table:
-        return self._reading(part, lambda fragment: fragment.to_table(columns=list(columns), offset=start, limit=rows))
+    def _table(self, part: int, columns: Sequence[str], start: int, rows: int, *, addresses: bool = False) -> pa.Table:
+        def look(fragment: Any) -> pa.Table:
+            return fragment.to_table(columns=list(columns) or ["id"], offset=start, limit=rows, with_row_id=addresses)
+
+        return self._reading(part, look)
 
     def _reading(self, part: int, look: Callable[[Any], Any]) -> Any:
         source, fragment = self.fragments[part]

@@ -21,12 +21,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from smalti.curation.copies import ASPECT_TOLERANCE
+from smalti.curation.near import Mask
 from smalti.images.fingerprint import RECOMMENDED_DISTANCE, THUMB, Recognisable, colours_agree_pairs
 from smalti.lake import Lake
 from smalti.optouts.keys import Key, KeyKind, normalise
 from smalti.optouts.ledger import state
 from smalti.optouts.ledger_rows import read_matched
+from smalti.optouts.prints import Neighbours
 from smalti.optouts.request import Action, Request, read_answer, read_request, request_ids
+from smalti.optouts.resolution import Ledger
 
 KEY_COLUMNS = ("url", "url_host", "owner")
 """Columns of a source's table that keys are compared with, besides id and sha256."""
@@ -49,6 +52,9 @@ _THREADS = 16
 
 _PAIRS = 1 << 14
 """Pictures of one hash whose colours are compared at a time: 3 MiB."""
+
+_LISTED = 1 << 20
+"""Pairs that are listed at a time: 16 MiB; of one picture with all of a hash, more."""
 
 _FLIPS = np.array(
     [
@@ -149,6 +155,31 @@ class Watch:
                     return True
         return False
 
+    def knows_of(self, rows: pa.Table) -> Mask:
+        """The same of rows that have `phash`, `colour`, `flat`, `width` and `height`; those without a fingerprint are not known."""
+        found = np.zeros(rows.num_rows, np.bool_)
+        told = np.flatnonzero(_is_told(rows).combine_chunks().to_numpy(zero_copy_only=False))
+        if not (len(told) and len(self.phash)):
+            return found
+        rows = rows.select(["phash", "colour", "width", "height"]).take(pa.array(told)).combine_chunks()
+        colour = np.frombuffer(b"".join(rows["colour"].to_pylist()), np.uint8).reshape(-1, _THUMBNAIL)
+        ratio = np.log(rows["width"].to_numpy().astype(np.float64) / rows["height"].to_numpy())
+        near = Neighbours.of(self.phash, RECOMMENDED_DISTANCE)
+        place, value = near.pairs(rows["phash"].to_numpy())
+        start = np.searchsorted(self.phash, near.values[value])
+        size = np.searchsorted(self.phash, near.values[value], "right") - start
+        for some in np.split(np.arange(len(place)), np.flatnonzero(np.diff(np.cumsum(size) // _LISTED)) + 1):
+            some = some[~found[told[place[some]]]]
+            one = np.repeat(place[some], size[some])
+            other = np.arange(len(one)) + np.repeat(start[some] - np.cumsum(size[some]) + size[some], size[some])
+            close = np.abs(self.ratio[other] - ratio[one]) <= ASPECT_TOLERANCE
+            one, other = one[close], other[close]
+            for at in range(0, len(one), _PAIRS):
+                pairs = slice(at, at + _PAIRS)
+                same = colours_agree_pairs(self.colour[other[pairs]], colour[one[pairs]])
+                found[told[one[pairs][same]]] = True
+        return found
+
 
 def load_watch(lake: Lake, *actions: Action) -> Watch | None:
     """What is asked for now: keys of every request in force, and the samples that they have matched. None: nothing is.
@@ -168,14 +199,17 @@ def load_watch(lake: Lake, *actions: Action) -> Watch | None:
 
 
 def in_force(lake: Lake) -> list[Request]:
-    """Requests that are to be applied, resolved or not, and were not taken back; sorted by id."""
+    """Requests that are to be applied, or are, and were not taken back; sorted by id."""
+    names = request_ids(lake)
+    ledger = state(lake) if names else Ledger()
+    names = [name for name in names if name not in ledger.withdrawn]
 
     def look(name: str) -> Request | None:
-        answer = read_answer(lake, name)
-        return read_request(lake, name) if answer is not None and answer.apply else None
+        answer = None if name in ledger.resolved else read_answer(lake, name)
+        return read_request(lake, name) if name in ledger.resolved or (answer is not None and answer.apply) else None
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        applied = [each for each in pool.map(look, request_ids(lake)) if each is not None]
+        applied = [each for each in pool.map(look, names) if each is not None]
     withdrawn = {each.withdraws for each in applied}
     return [each for each in applied if each.action in (Action.EXCLUDE, Action.ERASE) and each.id not in withdrawn]
 

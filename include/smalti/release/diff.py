@@ -15,11 +15,12 @@ from typing import Any
 from pydantic import Field
 
 from smalti import objects
-from smalti.errors import CorruptError
+from smalti.errors import CorruptError, MissingObject
 from smalti.lake import Lake
 from smalti.reasons import SkipReason
 from smalti.release.manifest import Manifest, beside, read_manifest, read_skip_file
 from smalti.release.skips import Model, ShardSkips
+from smalti.release.tombstones import refuse_succeeded
 
 MOST = 1000
 """Samples that are named for each reason; counts are always whole."""
@@ -79,9 +80,14 @@ def diff(before_uri: str, after_uri: str, most: int = MOST) -> Diff:
 
     Raises:
         MissingObject, CorruptError: something that a manifest names is missing or damaged.
+        InputError: it is missing, and another version took the place of one of the two.
     """
-    before, after = _Release.at(before_uri), _Release.at(after_uri)
-    return _compare(before, after, most)
+    try:
+        return _compare(_Release.at(before_uri), _Release.at(after_uri), most)
+    except MissingObject:
+        for uri in (before_uri, after_uri):
+            refuse_succeeded(objects.normalise_uri(uri))
+        raise
 
 
 def diff_manifests(lake: Lake, before: Manifest, after: Manifest, most: int = MOST) -> Diff:

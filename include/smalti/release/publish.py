@@ -101,11 +101,11 @@ def rollback(lake: Lake, dataset: str, version: str) -> PublishReport:
         CorruptError: it is damaged.
     """
     started = time.monotonic()
+    refuse_gone(lake, dataset, version, lake.latest(dataset))
     latest = stored_latest(lake, dataset)
     if not latest.published():
         raise InputError("nothing was published yet", lake.latest(dataset), "Publish a version first")
     known = {past.version: past.digest for past in latest.history} | {latest.version: latest.digest}
-    refuse_gone(lake, dataset, version, lake.latest(dataset))
     if version not in known or not version:
         raise InputError(
             f"version {version} of {dataset} was never published",

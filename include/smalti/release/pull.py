@@ -6,6 +6,9 @@
     DIR/optouts/snapshots/<position>.json.gz      the newest there was, and what earlier pulls brought
     DIR/.smalti/optouts.json                      when it was the newest
 
+Of versions that this one succeeds: manifest, indices, skip files, tombstone, and DIR/parts/<source>/replacements: checkpoints of them
+go on with this one (smalti.loader.successors). Of a version that was given up since it was pulled: its tombstone and the log.
+
 `ReleaseDataset(DIR/releases/.../manifest.json)` reads it in place. Versions share DIR/parts, so that a newer version fetches
 what is new only. Each shard is checked against its sha256 before it appears; DIR/.smalti/verified.jsonl remembers size and
 time of what was checked, so that the next pull need not read thirty terabytes again; a file whose size or time
@@ -21,7 +24,7 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -33,16 +36,15 @@ from smalti.errors import ConflictError, CorruptError, InputError, LakeError
 from smalti.lake import Lake
 from smalti.loader.fetch import fetch, file_sha256
 from smalti.loader.skips import ServedShard, served_shards
+from smalti.loader.successors import check_not_succeeded
 from smalti.objects import ATTEMPT_PREFIX, file_uri, join_uri, local_path, normalise_uri, read_bytes
 from smalti.release import materialize as trees
+from smalti.release import succession
 from smalti.release.manifest import (
     Manifest,
-    StreamEntry,
-    beside,
-    decode_stream_index,
     parse_manifest,
     parts_uri,
-    skip_file_uri,
+    read_manifest,
 )
 from smalti.release.notes import Notes
 from smalti.release.optouts import (
@@ -55,7 +57,6 @@ from smalti.release.optouts import (
     newest_position,
     write_check,
 )
-from smalti.release.skips import SkipFile
 
 log = logging.getLogger("smalti")
 
@@ -112,10 +113,12 @@ def pull(
         materialize: write DIR/<tier>/<ar>/{index.json,shards} for an unmodified StreamingDataset instead.
         threads: shards fetched at once.
         recheck: read what is here, with `materialize` too, even if its size and time are those of the last check.
-        refresh_optouts: bring the opt-outs only: four requests and a small object, or less.
+        refresh_optouts: bring the opt-outs only, and what became of versions that are here: four requests and a small object, or less,
+            and one a version.
         positions: older positions of opt-outs to bring too, for checkpoints that were made with them elsewhere.
     Raises:
-        InputError: a tier that the release has not, another pull in the directory, too little room, or nothing to refresh.
+        InputError: a tier that the release has not, another pull in the directory, too little room, nothing to refresh, or a version
+            that was given up.
         MissingObject, LakeError: the source cannot be read, or the directory not read or written.
         CorruptError: an object of the source is not what was recorded about it; nothing of it appears here.
         ConflictError: the directory holds another release of this name, or a directory in the place of a file.
@@ -126,6 +129,8 @@ def pull(
     if refresh_optouts:
         _refuse_nothing(folder)
     with _one_line(folder), _locked(folder):
+        if not refresh_optouts:
+            check_not_succeeded(uri, read_manifest(uri))
         if materialize:
             _refuse_stale(uri)
             written = trees.materialize(
@@ -148,7 +153,12 @@ def pull(
             )
         mirror = _Mirror(uri, folder, recheck)
         mirror.optouts(positions)
-        report = mirror.report([], 0) if refresh_optouts else mirror.pull(tiers, _in_threads(threads))
+        succession.tombstones(uri, folder, mirror.copy)
+        report = (
+            mirror.report([], 0)
+            if refresh_optouts
+            else mirror.pull(None if tiers is None else tuple(tiers), _in_threads(threads))
+        )
     return report.model_copy(update={"seconds": time.monotonic() - started})
 
 
@@ -220,17 +230,21 @@ class _Mirror:
                     str(path),
                     "Pull into another directory; or remove the file if all in here is of this lake",
                 )
-            self._copy(lake.optout_snapshot(position), path, partial(decode_snapshot, position))
+            self.copy(lake.optout_snapshot(position), path, partial(decode_snapshot, position))
         write_check(self.folder, check)
         self.position = check.position
 
-    def pull(self, tiers: Iterable[int] | None, run: trees.Runner) -> PullReport:
+    def pull(self, tiers: Collection[int] | None, run: trees.Runner) -> PullReport:
         self._refuse_another()
         _sweep(self.parts)
         streams = self.manifest.select(tiers)
         for stream in streams:
-            self._small_files(stream)
+            succession.small_files(self.uri, self.local, stream, self.copy)
         shards = [shard for stream in streams for shard in served_shards(file_uri(self.local), stream)]
+        if self.manifest.succeeds is not None:
+            known = {shard.basename for shard in shards}
+            more = succession.of_checkpoints(self.uri, self.manifest, self.folder, tiers, self.position, self.copy)
+            shards += [shard for shard in more if shard.basename not in known]
         missing = [shard for shard, here in zip(shards, run(self._is_here, shards), strict=True) if not here]
         self._fetch(shards, missing, run)
         if not self.local.exists():
@@ -268,16 +282,7 @@ class _Mirror:
         log.warning("%s is damaged and is fetched anew", self.local)
         self.local.unlink()
 
-    def _small_files(self, stream: StreamEntry) -> None:
-        """The stream's index and skip file."""
-        index = beside(self.uri, stream.index)
-        self._copy(index, self.local.parent / stream.index, lambda d, w: decode_stream_index(d, w, stream.index_sha256))
-        if stream.skip_file is not None:
-            skips, digest = skip_file_uri(self.uri, stream.skip_file), stream.skip_file
-            path = self.local.parent.parent / "skips" / f"{digest}.json.gz"
-            self._copy(skips, path, lambda d, w: SkipFile.decode(d, w, digest))
-
-    def _copy(self, uri: str, path: Path, check: Callable[[bytes, str], object]) -> None:
+    def copy(self, uri: str, path: Path, check: Callable[[bytes, str], object]) -> None:
         """Unless it is here: an object that `check` accepts, else it raises CorruptError."""
         with contextlib.suppress(FileNotFoundError, PermissionError, CorruptError):
             check(path.read_bytes(), str(path))

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from smalti.config import Dataset
 from smalti.images.buckets import Bucket, buckets_of
 from smalti.lake import Lake
-from smalti.page import STYLE, bar, figure, number, share, size, table
+from smalti.page import bar, document, figure, number, share, size, table
 from smalti.reasons import SkipReason
 from smalti.release.collect import SHOWN_A_BUCKET, Shown, Tally
 from smalti.release.diff import Diff
@@ -41,13 +41,7 @@ def render(lake: Lake, manifest: Manifest, parent: Manifest | None, changes: Dif
         _sources(manifest, counted),
         _upstream(manifest),
     )
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<style>{STYLE}</style></head>\n<body><main>\n"
-        + "\n".join(filter(None, sections))
-        + "\n</main></body></html>\n"
-    )
+    return document(title, [each for each in sections if each])
 
 
 def choose(candidates: Mapping[tuple[str, int, str], Sequence[Shown]], most: int = SHOWN) -> list[Shown]:

@@ -111,18 +111,24 @@ def holds_opted_out(lake: Lake, manifest: Manifest, newest: int) -> bool:
     position = manifest.optouts if claim is None else int(json.loads(claim[0]).get("optouts", manifest.optouts))
     if position >= newest:
         return False
-    uri = lake.manifest(manifest.dataset, manifest.version)
     known = {} if position == manifest.optouts else read_snapshot(lake, position).shards
+    parts = {f"{source.name}/{part.name}" for source in manifest.sources for part in source.parts}
     now = read_snapshot(lake, newest).shards
-    parts = {name.rpartition("/")[0].rpartition("/")[0].rpartition("/")[0] for name in now}
-    if not uses(manifest, parts):
-        return False
-    for stream in manifest.streams:
-        for shard in served_shards(uri, stream):
-            since = sorted({*now.get(shard.basename, ())} - {*known.get(shard.basename, ())})
-            if since and len(shard.numbers_of(since)):
-                return True
-    return False
+    since = {name: sorted({*now[name]} - {*known.get(name, ())}) for name in now if _part(name) in parts}
+    buckets = {tuple(name.split("/")[2:4]) for name, indices in since.items() if indices}
+    uri = lake.manifest(manifest.dataset, manifest.version)
+    return any(
+        len(shard.numbers_of(since[shard.basename]))
+        for stream in manifest.streams
+        if (str(stream.tier), stream.ar) in buckets
+        for shard in served_shards(uri, stream)
+        if shard.basename in since
+    )
+
+
+def _part(shard: str) -> str:
+    """`<source>/<part>` of a shard."""
+    return "/".join(shard.split("/", 2)[:2])
 
 
 def _exchange(lake: Lake, dataset: str, touched: Collection[str], exchanged: Exchanged, why: str) -> list[Succeeded]:

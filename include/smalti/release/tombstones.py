@@ -9,12 +9,13 @@ successors is live. Imports stay light: training runs may read these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from smalti import objects
 from smalti.lake import Lake
 from smalti.release.latest import Latest, Succession, gone_error, live_versions, stored_latest
 from smalti.release.manifest import read_manifest, skip_file_uri
+from smalti.release.optouts import lake_of
 from smalti.release.skips import Model, canonical_json, parse
 
 COLLECTED = "collected as garbage"
@@ -77,6 +78,20 @@ def refuse_gone(lake: Lake, dataset: str, version: str, where: str) -> None:
     raise gone_error(latest, dataset, version, where)
 
 
+def refuse_succeeded(manifest_uri: str) -> None:
+    """Raises InputError, naming the successor, if another version took the place of the one of this manifest, there or not.
+
+    What else was given up may be looked at as long as its objects are there.
+    """
+    folder, _, _ = manifest_uri.rpartition("/")
+    dataset, _, version = folder.rpartition("/releases/")[2].partition("/")
+    if version and "/" not in version:
+        lake = lake_of(manifest_uri)
+        stone = read_tombstone(lake, dataset, version)
+        if stone is not None and stone.why != COLLECTED:
+            refuse_gone(lake, dataset, version, manifest_uri)
+
+
 def is_resumable(lake: Lake, dataset: str, version: str) -> bool:
     """Whether checkpoints of a version that was given up may go on, with its last successor: as long as that one is live."""
     successor = successor_of(lake, dataset, version)
@@ -92,6 +107,23 @@ def resumed_by(lake: Lake, dataset: str, version: str) -> Iterator[str]:
         for stream in read_manifest(uri).streams:
             if stream.skip_file is not None:
                 yield skip_file_uri(uri, stream.skip_file)
+
+
+def stays(lake: Lake, dataset: str, version: str) -> tuple[str, ...]:
+    """URIs of what stays of a version that was given up, in its folder; folders end with `/`.
+
+    Its claim and its tombstone stay for ever: no other content gets its name. The rest stays as long as checkpoints may need it.
+    """
+    for_ever = (lake.claim(dataset, version), lake.release_tombstone(dataset, version))
+    if not is_resumable(lake, dataset, version):
+        return for_ever
+    folder = f"{lake.release(dataset, version)}/"
+    return (*for_ever, *(uri for uri in resumed_by(lake, dataset, version) if uri.startswith(folder)))
+
+
+def is_among(uri: str, kept: Iterable[str]) -> bool:
+    """Whether an object is one of these, or below one of these folders."""
+    return any(uri == each or (each.endswith("/") and uri.startswith(each)) for each in kept)
 
 
 def resumable_versions(lake: Lake, dataset: str) -> frozenset[str]:

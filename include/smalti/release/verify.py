@@ -41,6 +41,7 @@ from smalti.release.manifest import (
 )
 from smalti.release.optouts import NOTES, is_in_lake, lake_of, read_snapshot
 from smalti.release.skips import Model, SkipFile, canonical_json, nonzero, parse
+from smalti.release.tombstones import refuse_succeeded
 from smalti.settings import ReleaseRun
 from smalti.shards.part import Part, read_part, read_samples_bytes
 from smalti.shards.samples import decode_samples, extra_columns
@@ -135,10 +136,11 @@ def verify_manifest(uri: str) -> VerifyReport:
     """Look at every byte of a release. Faults are in the report; nothing is written.
 
     Raises:
-        InputError: there is no manifest, or it lies in a pulled copy.
+        InputError: there is no manifest, it lies in a pulled copy, or another version took its place: what it used may be gone.
     """
     started = time.monotonic()
     uri = objects.normalise_uri(uri)
+    refuse_succeeded(uri)
     try:
         data = objects.read_bytes(uri)
     except MissingObject as error:

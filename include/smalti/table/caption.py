@@ -37,6 +37,7 @@ from smalti.profiles import digest_of
 from smalti.reasons import SkipReason, Unanswered
 from smalti.settings import SourceRun
 from smalti.table import store
+from smalti.table.asked_back import leave_out
 from smalti.table.columns import Chunk, Filling, Results, backfill
 from smalti.table.schema import CaptionColumns, caption_columns
 from smalti.table.target import PROFILE, Target, batch_table
@@ -66,7 +67,7 @@ class CaptionSettings:
 
 
 def caption(lake: Lake, run: SourceRun) -> CaptionReport:
-    """Caption the batch's eligible rows that have no caption of this profile yet.
+    """Caption the batch's eligible rows that have no caption of this profile yet, but those that are asked back by now.
 
     Raises:
         InputError: the batch is not fingerprinted, the profile was changed under the same name, or the budget is used up.
@@ -76,16 +77,21 @@ def caption(lake: Lake, run: SourceRun) -> CaptionReport:
     engine, uri = run.captioner, lake.table(run.source.name)
     columns = caption_columns(engine.name)
     check_fingerprinted(uri, run.batch)
+    leave_out(lake, run.source.name, run.batch, columns.status)
     computed, use = _fill(lake, run)
     rows = batch_table(uri, run.batch, ["drop", columns.status, columns.reason])
+    count = rows.num_rows if rows else 0
     dropped = collections.Counter(rows["drop"].drop_null().to_pylist() if rows else ())
+    rows = (
+        rows.filter(pc.is_null(rows["drop"])) if rows else None
+    )  # another profile may have captioned one before it was dropped
     states = collections.Counter(rows[columns.status].to_pylist() if rows else ())
     if states[FAILED]:
         dropped[SkipReason.CAPTION_FAILED.value] = states[FAILED]
     report = CaptionReport(
         stage="caption",
         seconds=round(time.monotonic() - began, 3),
-        rows_in=rows.num_rows if rows else 0,
+        rows_in=count,
         rows_out=states[OK],
         dropped=dict(sorted(dropped.items())),
         profile=engine.name,

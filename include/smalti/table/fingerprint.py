@@ -1,8 +1,8 @@
 """Fingerprint: which bucket a picture goes to, or why to none, and what its copies are found by.
 
 What its owner reserved or asked back is dropped first, then size and ratio decide, without a look at the picture; only what is left is
-decoded, once, and compared with the pictures that were asked back. What was fingerprinted before a request came stays: the ledger matches
-it in its part.
+decoded, once, and compared with the pictures that were asked back. What was fingerprinted before a request came is left out by the caption
+stage (`smalti.table.asked_back`); what was captioned before stays, and the ledger matches it in its part.
 """
 
 from __future__ import annotations

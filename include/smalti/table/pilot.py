@@ -31,6 +31,7 @@ from smalti.pipeline.meter import EngineUse
 from smalti.pipeline.plan import Place, plan_chunks
 from smalti.settings import SourceRun
 from smalti.table import store
+from smalti.table.asked_back import leave_out
 from smalti.table.caption import (
     FAILED,
     CaptionSettings,
@@ -115,6 +116,7 @@ def pilot(lake: Lake, run: SourceRun) -> PilotReport:
         log.info("pilot: none was asked for")
         return PilotReport(**says)
     check_fingerprinted(uri, run.batch)
+    leave_out(lake, run.source.name, run.batch, caption_target(run).marker)
     table = store.open_table(uri)
     target = caption_target(run)
     rows = None if table is None else eligible_rows(table, run.batch, target)

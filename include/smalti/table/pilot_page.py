@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from smalti.page import STYLE, figure, number, share, short, table
+from smalti.page import document, figure, number, share, short, table
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
@@ -53,14 +53,7 @@ def render(source: str, batch: str, report: Mapping[str, Any], rows: Sequence[Ro
     """The page. `report`: the fields of a PilotReport."""
     title = f"Pilot of {source}, batch {batch}"
     body = (_head(source, batch, report), _failures(report), _estimates(report), *map(_row, rows))
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<style>{STYLE}{LAYOUT}</style></head>\n<body><main>\n"
-        + "\n".join(filter(None, body))
-        + "\n</main></body></html>\n"
-    )
+    return document(title, [each for each in body if each], style=LAYOUT, policy=POLICY)
 
 
 def _head(source: str, batch: str, report: Mapping[str, Any]) -> str:

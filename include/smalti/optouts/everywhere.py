@@ -1,0 +1,73 @@
+"""What one request matches in all parts and tables, as a step of the ledger would find it, and what only looks much alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from smalti.lake import Lake
+from smalti.optouts.ledger_rows import PLACE, in_order
+from smalti.optouts.match import match_parts
+from smalti.optouts.matched import MATCHED, Matched
+from smalti.optouts.reach import Reach
+from smalti.optouts.request import Request
+from smalti.optouts.resolution import Ledger
+from smalti.optouts.tables import Tables, each_id_once
+from smalti.shards.part import Part
+
+
+@dataclass(frozen=True)
+class Everywhere:
+    """Attributes:
+    rows: MATCHED, places in parts.
+    tables: MATCHED with an empty `part`, each id once; what stands in parts is here, too.
+    near: MATCHED; near_found, near_unseen: see `smalti.optouts.matched.Matched`.
+    unmatched: places of keys that no row has.
+    """
+
+    rows: pa.Table
+    tables: pa.Table
+    near: pa.Table
+    near_found: int
+    near_unseen: int
+    unmatched: tuple[int, ...]
+
+
+def match_everywhere(lake: Lake, parts: Mapping[str, Part], request: Request) -> Everywhere:
+    """Match one request with parts (by `<source>/<part>`) and with the tables of all sources.
+
+    Raises:
+        MissingObject, CorruptError, LakeError: something cannot be read.
+    """
+    seen: list[Matched] = []
+
+    def match(lake: Lake, some: Sequence[Part], asked: Sequence[Request], known: pa.Table | None = None) -> Matched:
+        found = match_parts(lake, some, asked, known, near=0) if seen else match_parts(lake, some, asked, known)
+        seen.append(found)
+        return found
+
+    reach = Reach(lake, match, Tables.open(lake))
+    reach.of(Ledger(), {request.id: request}, (), parts)
+    rows = MATCHED.empty_table() if reach.rows is None else in_order(reach.rows)
+    placed = pc.not_equal(rows["part"], "")
+    near = seen[0].near if seen else MATCHED.empty_table()
+    return Everywhere(
+        rows.filter(placed),
+        each_id_once(rows.filter(pc.invert(placed))),
+        _without(near, rows),
+        seen[0].near_found.get(request.id, 0) if seen else 0,
+        seen[0].near_unseen.get(request.id, 0) if seen else 0,
+        reach.without_match(request),
+    )
+
+
+def _without(near: pa.Table, rows: pa.Table) -> pa.Table:
+    """A look-alike may turn out to be a copy over a chain."""
+    import polars as pl
+
+    frame = pl.DataFrame(pl.from_arrow(near.select(PLACE))).with_row_index("at")
+    left = frame.join(pl.DataFrame(pl.from_arrow(rows.select(PLACE))), on=PLACE, how="anti")["at"].sort()
+    return near.take(left.to_arrow())

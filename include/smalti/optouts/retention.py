@@ -1,0 +1,123 @@
+"""What is no longer needed of a request is removed, a stated time after its end (`smalti.config.Retention`).
+
+    optouts/rejected/...                    rows and files as they were handed in
+    requests/<request>/preview.json.gz, .html    with pictures
+    requests/<request>/request.json.gz      of what was taken back, refused or only asked: forgotten.json takes its place
+
+Keys of what is in force stay, because what arrives later is compared with them. So do steps, snapshots and receipts: they name samples, by
+their ids, and no key.
+
+A request ends with its last receipt, with a no, or when it is taken back; taken back once it never is in force again
+(`smalti.optouts.ledger`). Nothing here is needed by a step: a call that is killed anywhere leaves the rest to the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from pydantic import Field
+
+from smalti import objects
+from smalti.accounting import Report
+from smalti.config import Retention
+from smalti.lake import Lake
+from smalti.objects import ObjectInfo
+from smalti.optouts.request import Action, Forgotten, read_request
+from smalti.optouts.status import ENDED, Standing, State, Survey, survey, turns_of
+
+log = logging.getLogger("smalti")
+
+_PREVIEW = re.compile(r"preview(-\d+)?\.(json\.gz|html)")
+
+_REQUEST, _STAYS = "request.json.gz", "forgotten.json"
+"""The second is there before the first goes: whoever looks in between finds either."""
+
+
+class ForgetReport(Report):
+    """What one call removed. Each is a count."""
+
+    requests: int = Field(description="that the ledger has")
+    ended: int = Field(description="of these, those of which nothing more is to be done")
+    previews: int = Field(0, description="requests whose preview was removed")
+    rejected: int = Field(0, description="lists of rejected rows")
+    files: int = Field(0, description="rejected files")
+    keys: int = Field(0, description="requests whose keys were removed")
+
+
+def forget(lake: Lake, now: datetime, settings: Retention) -> ForgetReport:
+    """Remove what has had its time. A second time there is nothing to do.
+
+    Args:
+        now: aware.
+    Raises:
+        CorruptError: an object of the ledger is damaged; nothing of it is removed.
+        LakeError: the right to delete is missing.
+    """
+    began = time.monotonic()
+    found = survey(lake)
+    done: Counter[str] = Counter()
+    rejected = {info.uri: info for info in objects.list_objects(lake.optout_rejected_root())}
+    for standing in found.standings:
+        mine = rejected.pop(lake.optout_rejected(standing.id), None)
+        ended = _ended(found, standing)
+        if ended is None:
+            continue
+        folder = found.folders[standing.id]
+        if mine is not None and _is_over(now, settings.rejected_days, [ended, mine.written]):
+            done["rejected"] += _remove([mine])
+        shown = [folder[name] for name in sorted(folder, reverse=True) if _PREVIEW.fullmatch(name)]
+        if shown and _is_over(now, settings.preview_days, [ended, *(each.written for each in shown)]):
+            done["previews"] += bool(_remove(shown))
+        if _REQUEST in folder and _keys_are_idle(standing) and _is_over(now, settings.keys_days, [ended]):
+            if _STAYS not in folder:  # the first thing that a killed call has done
+                stays = Forgotten.of(read_request(lake, standing.id), now)
+                objects.create_bytes(lake.optout_forgotten(standing.id), stays.encode())
+            done["keys"] += _remove([folder[_REQUEST]])
+    left = [each for each in rejected.values() if _is_over(now, settings.rejected_days, [each.written])]
+    lists = [each for each in left if each.uri.endswith(".jsonl") and "/rejected/files/" not in each.uri]
+    done["rejected"] += _remove(lists)
+    done["files"] += _remove([each for each in left if each not in lists])
+    report = ForgetReport(
+        stage="optout_forget",
+        seconds=round(time.monotonic() - began, 3),
+        requests=len(found.standings),
+        ended=sum(each.state in ENDED for each in found.standings),
+        **done,
+    )
+    log.info("opt-outs: removed %d previews, %d lists and %d files of rejected rows, keys of %d requests",
+             report.previews, report.rejected, report.files, report.keys)  # fmt: skip
+    return report
+
+
+def _ended(found: Survey, standing: Standing) -> float | None:
+    """Unix time since which nothing more is to be done for a request; None: something is."""
+    if standing.state == State.WITHDRAWN and standing.withdrawn is not None:
+        step = found.steps.get(standing.withdrawn)
+        return None if step is None else step.written
+    if standing.state == State.PROVEN:
+        return found.receipts[standing.id][f"{standing.action}.json"].written
+    if standing.state == State.REFUSED:
+        folder = found.folders[standing.id]
+        return max(info.written for name, info in folder.items() if turns_of([name], "answer"))
+    return None
+
+
+def _keys_are_idle(standing: Standing) -> bool:
+    """Whether nothing is compared with its keys any more; what takes another request back has none."""
+    return standing.action != Action.WITHDRAW and (
+        standing.state in (State.WITHDRAWN, State.REFUSED) or standing.action == Action.QUERY
+    )
+
+
+def _is_over(now: datetime, days: float, since: Iterable[float]) -> bool:
+    return max(since) <= (now - timedelta(days=days)).timestamp()
+
+
+def _remove(infos: Iterable[ObjectInfo]) -> int:
+    """Only what was looked at: an object that was made anew meanwhile stays."""
+    return sum(objects.delete_object(each.uri, each.generation) for each in infos)

@@ -1,0 +1,465 @@
+"""Checkpoints of a version whose samples were erased go on in the version that succeeds it."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smalti import objects
+from smalti.errors import CorruptError, InputError, MissingObject
+from smalti.lake import Lake
+from smalti.loader import ReleaseDataset
+from smalti.loader.skips import ServedShard, Stored
+from smalti.loader.streams import KeptReader
+from smalti.objects import create_bytes
+from smalti.optouts.erase import erase as erase_request
+from smalti.optouts.ledger import resolve
+from smalti.optouts.request import Action
+from smalti.reasons import SkipReason
+from smalti.release import verify as verify_module
+from smalti.release.pull import pull
+from smalti.release.tombstones import Tombstone
+from smalti.settings import OptoutRun
+from smalti.shards import mds
+from tests.loader.erasing import erase, erase_parts, places, succeed
+from tests.loader.ranks import Ranks, World
+from tests.loader.releases import Release, Skips, build, opt_out, skip_share, stand_in
+from tests.loader.serving import METHODS, flat, ids, ours, path_of
+from tests.maintenance.conftest import release as make_release
+from tests.optouts.conftest import DEMO, OTHER, RELEASE, deliver_run
+from tests.optouts.lakes import ask, match
+from tests.release.test_verify import kept_ids
+from tests.support.pictures import Row, picture, stored
+
+SKIPS = skip_share(0.2)
+BATCH = 2
+
+Batches = list[list[str]]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    pool = Ranks()
+    yield pool
+    pool.close()
+
+
+def begun(uri: str, method: str, done: int) -> tuple[Batches, dict[str, Any]]:
+    """The batches of an epoch, and the state after some of them."""
+    dataset = ReleaseDataset(uri, batch_size=BATCH, shuffle=True, batching_method=method)
+    batches = ids(dataset, batch_size=BATCH)
+    state = state_of(ReleaseDataset(uri, batch_size=BATCH, shuffle=True, batching_method=method), done)
+    return batches, state
+
+
+def state_of(dataset: ReleaseDataset, done: int) -> dict[str, Any]:
+    """As a trainer saves it, after so many batches of the epoch."""
+    next(iter(dataset))  # the epoch has begun
+    size = BATCH * dataset._unique_rank_world.num_ranks
+    return dict(json.loads(json.dumps(dataset.state_dict(done * size, from_beginning=True))))
+
+
+def went_on(uri: str, method: str, state: dict[str, Any]) -> tuple[Batches, Batches, str]:
+    """The rest of the epoch from a state, the next epoch, and whose dataset it has become."""
+    dataset = ReleaseDataset(uri, batch_size=BATCH, shuffle=True, batching_method=method)
+    dataset.load_state_dict(state)
+    return ids(dataset, 0, BATCH), ids(dataset, 0, BATCH), dataset.manifest.version
+
+
+def exchanged(release: Release, gone: set[str], batches: Batches) -> Batches:
+    return [[stand_in(release, gone, each) if each in gone else each for each in batch] for batch in batches]
+
+
+def others(gone: set[str]) -> Skips:
+    """What a successor leaves out: other samples than before, and what was opted out."""
+    some = skip_share(0.3, seed=8)
+    return lambda name: (SkipReason.OPTOUT,) if name in gone else some(name)
+
+
+def some_of(release: Release, seed: int, share: float) -> set[str]:
+    """Samples of all sorts, kept or not, a whole shard, and never all of a stream."""
+    rng = random.Random(seed)
+    gone = {each for each in sorted(release.skipped) if rng.random() < share}
+    for kept, shards in zip(release.kept.values(), release.shards.values(), strict=True):
+        gone |= {each for each in kept[1:] if rng.random() < share}
+        if len(shards) > 1 and shards[-1] and rng.random() < 0.5:
+            gone |= set(shards[-1])
+    return gone
+
+
+@pytest.mark.parametrize("world", [World(), World(1, 2)], ids=["1 rank", "2 ranks"])
+@pytest.mark.parametrize("method", METHODS)
+def test_an_erasure_within_an_epoch_changes_nothing_but_what_was_erased(
+    method: str, world: World, ranks: Ranks, lake: Lake, tmp_path: Path
+) -> None:
+    release = build(lake, skips=SKIPS)
+    whole, (state, *_) = zip(*ranks.run(world, tmp_path, begun, release.uri, method, 2), strict=True)
+    gone = some_of(release, 1, 0.25)
+    erased = set(random.Random(2).sample(sorted(gone), len(gone) * 2 // 3)) | {"beta/00001-cccccccccccc/512/1.000/0/0"}
+    opt_out(lake, 1, gone | erased)
+    unerased = ranks.run(world, tmp_path, went_on, release.uri, method, state)
+
+    second = erase(lake, release, "v2", erased, others(gone | erased), optouts=1)
+    resumed = ranks.run(world, tmp_path, went_on, second.uri, method, state)
+
+    assert resumed == unerased
+    for epoch, (rest, following, version) in zip(whole, resumed, strict=True):
+        assert rest == exchanged(release, gone | erased, epoch[2:])
+        assert not set(flat(rest + following)) & (gone | erased)
+        assert version == "v1"
+
+
+def test_a_checkpoint_goes_on_through_erasure_after_erasure(lake: Lake, tmp_path: Path) -> None:
+    """Also with one that the successor itself has written, and with what was erased of the same shard twice."""
+    release = build(lake, skips=SKIPS)
+    whole, state, latest, gone = *begun(release.uri, "per_stream", 1), release, set[str]()
+    for number in (2, 3, 4):
+        gone |= some_of(release, number, 0.15)
+        gone |= {stand_in(release, gone, each) for each in sorted(gone - release.skipped)[:3]}
+        opt_out(lake, number, gone)
+        erased = {each for each in gone if int(each[-1]) % 2}
+        latest = erase(lake, latest, f"v{number}", erased, others(gone), optouts=number)
+        dataset = ours(latest, batching_method="per_stream", batch_size=BATCH, local=str(tmp_path))
+        dataset.load_state_dict(state)
+        assert ids(dataset, 0, BATCH) == exchanged(release, gone, whole[number - 1 :])
+        state = json.loads(json.dumps(dataset.state_dict(number * BATCH, from_beginning=True)))
+        assert (state["release"], state["optouts"]) == (release.manifest.digest, 0)
+    assert latest.manifest.version == "v4"
+
+
+def test_the_successor_s_own_checkpoints_are_its_own(lake: Lake) -> None:
+    release = build(lake, skips=SKIPS)
+    _, old = begun(release.uri, "random", 1)
+    opt_out(lake, 1, release.all_kept[:9])
+    second = erase(lake, release, "v2", release.all_kept[:9], others(set(release.all_kept[:9])), optouts=1)
+    whole, state = begun(second.uri, "random", 1)
+    dataset = ours(second, batch_size=BATCH)
+    dataset.load_state_dict(old)
+    assert dataset.manifest == release.manifest
+    dataset.load_state_dict(state)  # whoever has loaded the wrong one may load the right one
+    assert dataset.manifest.version == "v2"
+    assert ids(dataset, 0, BATCH) == whole[1:]
+
+
+# Where the bytes come from
+
+
+def cached(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder / "parts")) for path in (folder / "parts").rglob("*.mds")}
+
+
+def test_only_new_shards_are_fetched_and_old_ones_are_not_even_read(
+    lake: Lake, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What lies in the cache of before is junk here: whatever was read of it would end the run."""
+    release = build(lake, skips=SKIPS)
+    whole, state = begun(release.uri, "random", 1)
+    assert flat(ids(ours(release, local=str(tmp_path))))
+    old = cached(tmp_path)
+    for name in old:
+        (tmp_path / "parts" / name).write_bytes(b"junk of the right kind")
+    shard = set(release.shards["main/512/1.000"][0])
+    gone = shard | {"alpha/00001-aaaaaaaaaaaa/512/1.000/0/0", "beta/00001-cccccccccccc/1024/1.286/1/3"}
+    gone |= {f"alpha/00002-bbbbbbbbbbbb/1024/1.000/1/{index}" for index in range(8)} | set(release.skipped)
+    gone |= {f"alpha/00001-aaaaaaaaaaaa/512/1.000/0/{index}" for index in range(11)}
+    opt_out(lake, 1, gone)
+    second = erase(lake, release, "v2", gone, others(gone), optouts=1)
+    assert path_of(second.uri).exists()
+
+    dataset = ours(second, batch_size=BATCH, local=str(tmp_path))
+    dataset.load_state_dict(state)
+    assert ids(dataset, 0, BATCH) == exchanged(release, gone, whole[1:])
+    new = cached(tmp_path) - old
+    assert new
+    assert {name.split("/")[1] for name in new}.isdisjoint({name.split("/")[1] for name in old})
+    assert not [name for name in new if name.endswith("512/1.000/shard.00000.mds") and name.startswith("alpha/00001")]
+    assert all((tmp_path / "parts" / name).read_bytes() == b"junk of the right kind" for name in old)
+    assert f"remove it as soon as no run reads it: {tmp_path}/parts/alpha/00001-aaaaaaaaaaaa" in caplog.text
+
+
+def test_a_shard_that_is_not_what_the_successor_says_is_not_served(lake: Lake, tmp_path: Path) -> None:
+    release = build(lake, skips=SKIPS)
+    _, state = begun(release.uri, "random", 0)
+    opt_out(lake, 1, release.all_kept[:3])
+    second = erase(lake, release, "v2", release.all_kept[:3], others(set(release.all_kept[:3])), optouts=1)
+    part = next(iter(second.manifest.sources)).parts[0].name
+    path = path_of(lake.shard("alpha", part, 512, "0.778", 0))
+    path.chmod(0o644)
+    path.write_bytes(bytes(path.stat().st_size))
+    dataset = ours(second, local=str(tmp_path), batch_size=BATCH, download_retry=0)
+    dataset.load_state_dict(state)
+    with pytest.raises(CorruptError, match=f"{part}/512/0.778/shard.00000.mds: the bytes have the sha256"):
+        ids(dataset, 0, BATCH)
+
+
+def test_an_erasure_that_is_under_way_is_left_alone(lake: Lake) -> None:
+    """Its new parts are no release's yet: ranks that look before and after it must find the same."""
+    release = build(lake, skips=SKIPS)
+    whole, state = begun(release.uri, "random", 1)
+    gone = set(release.all_kept[::6])
+    opt_out(lake, 1, gone)
+    second = erase(lake, release, "v2", gone, others(gone), optouts=1)
+    more = gone | set(release.all_kept[1::6])
+    opt_out(lake, 2, more)
+    erase_parts(lake, places(lake, second.manifest, second.uri), more, remove=False)
+    dataset = ours(second, batch_size=BATCH)
+    dataset.load_state_dict(state)
+    parts = {part.name for source in second.manifest.sources for part in source.parts}
+    assert {reader.raw_data.basename.split("/")[1] for reader in dataset.shards if not reader.unread} <= parts
+    assert ids(dataset, 0, BATCH) == exchanged(release, more, whole[1:])
+
+
+def test_a_tree_s_successor_has_the_same_parts(lake: Lake) -> None:
+    release = build(lake, skips=SKIPS)
+    whole, state = begun(release.uri, "stratified", 1)
+    gone = set(release.all_kept[::5])
+    opt_out(lake, 1, gone)
+    second = succeed(lake, release, "v2", others(gone), optouts=1)
+    dataset = ours(second, batch_size=BATCH, batching_method="stratified")
+    dataset.load_state_dict(state)
+    assert ids(dataset, 0, BATCH) == exchanged(release, gone, whole[1:])
+
+
+def test_what_was_erased_is_not_served_even_if_no_snapshot_names_it(lake: Lake) -> None:
+    release = build(lake, skips=SKIPS)
+    whole, state = begun(release.uri, "random", 0)
+    gone = set(release.all_kept[::4])
+    second = erase(lake, release, "v2", gone, others(gone), optouts=0)
+    dataset = ours(second, batch_size=BATCH)
+    dataset.load_state_dict(state)
+    assert ids(dataset, 0, BATCH) == exchanged(release, gone, whole)
+
+
+# What is refused
+
+
+def test_no_run_begins_with_a_version_that_was_given_up(lake: Lake) -> None:
+    release = build(lake, skips=SKIPS)
+    gone = set(release.all_kept[:3])
+    opt_out(lake, 1, gone)
+    second = erase(lake, release, "v2", gone, others(gone), optouts=1)
+    third = erase(lake, second, "v3", release.all_kept[:5], others(gone), optouts=1)
+    for old, version in ((release, "v1"), (second, "v2")):
+        with pytest.raises(InputError) as error:
+            ours(old)
+        assert str(error.value) == (
+            f"{old.uri}: demo {version} was given up (samples were erased): v3 succeeds it. "
+            f"Use {third.uri}; checkpoints of {version} are loaded there as they are."
+        )
+    assert ours(third).size == len(third.all_kept)
+    create_bytes(lake.release_tombstone("demo", "v3"), Tombstone(why="collected as garbage").encode())
+    with pytest.raises(InputError, match=r"demo v3 was given up \(collected as garbage\), and no version succeeds it"):
+        ours(third)
+
+
+def test_it_is_asked_once_and_by_one_rank(ranks: Ranks, lake: Lake, tmp_path: Path) -> None:
+    release = build(lake)
+    assert ranks.run(World(1, 2), tmp_path, asked_for_tombstones, release.uri) == [1, 0]
+    opt_out(lake, 1, release.all_kept[:3])
+    erase(lake, release, "v2", release.all_kept[:3], others(set()), optouts=1)
+    errors = ranks.run(World(1, 2), tmp_path, asked_for_tombstones, release.uri)
+    assert ["v2 succeeds it" in str(each) for each in errors] == [True, True]
+
+
+def asked_for_tombstones(uri: str) -> int:
+    asked, read = [], objects.read_versioned
+
+    def noted(uri: str) -> tuple[bytes, str] | None:
+        asked.append(uri)
+        return read(uri)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("smalti.objects.read_versioned", noted)
+        ReleaseDataset(uri, batch_size=1)
+    assert all(each.endswith("tombstone.json") for each in asked)
+    return len(asked)
+
+
+def test_a_checkpoint_of_something_else_is_refused(lake: Lake) -> None:
+    release = build(lake, skips=SKIPS)
+    _, state = begun(release.uri, "random", 1)
+    opt_out(lake, 1, release.all_kept[:3])
+    second = erase(lake, release, "v2", release.all_kept[:3], others(set()), optouts=1)
+    dataset = ours(second, batch_size=BATCH)
+    digests = rf"digest {'0' * 64}, not {second.manifest.digest}, nor to what it succeeds \(v1\)"
+    with pytest.raises(InputError, match=digests):
+        dataset.load_state_dict(state | {"release": "0" * 64})
+    assert dataset.manifest.version == "v2"
+    next(iter(dataset))
+    with pytest.raises(InputError, match="Load the checkpoint before the first batch"):
+        dataset.load_state_dict(state)
+    with pytest.raises(InputError, match="other tiers, groups"):
+        ours(second, batch_size=BATCH, tiers=[512]).load_state_dict(state)
+
+
+def test_what_a_resume_lacks_is_named(lake: Lake) -> None:
+    release = build(lake, skips=SKIPS)
+    _, state = begun(release.uri, "random", 1)
+    opt_out(lake, 1, release.all_kept[:3])
+    second = erase(lake, release, "v2", release.all_kept[:3], others(set(release.all_kept[:3])), optouts=1)
+    log = path_of(lake.replacement("alpha", 1))
+    log.rename(log.with_name("aside"))
+    with pytest.raises(CorruptError, match=r"000001\.json: this is not a step of the log of parts"):
+        ours(second, batch_size=BATCH).load_state_dict(state)
+    log.with_name("aside").rename(lake_aside := path_of(lake.root) / "aside")
+    with pytest.raises(CorruptError, match=r"alpha/\S+: v2 has no shard alpha/\S+, which is to hold what is left"):
+        ours(second, batch_size=BATCH).load_state_dict(state)
+    lake_aside.rename(log)
+    ours(second, batch_size=BATCH).load_state_dict(state)
+    path_of(release.uri).unlink()
+    with pytest.raises(MissingObject, match="the manifest of v1 is not here, which v2 succeeds"):
+        ours(second, batch_size=BATCH).load_state_dict(state)
+
+
+# A pulled copy
+
+
+def copy_of(release: Release, folder: Path, **arguments: Any) -> Release:
+    return Release(pull(release.uri, folder, **arguments).manifest, release.manifest, {}, set(), {})
+
+
+def test_a_copy_of_the_successor_has_what_checkpoints_need(
+    lake: Lake, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = build(lake, skips=SKIPS)
+    whole, state = begun(release.uri, "random", 1)
+    disk = tmp_path / "disk"
+    pull(release.uri, disk)
+    gone = some_of(release, 5, 0.3)
+    opt_out(lake, 1, gone)
+    second = erase(lake, release, "v2", {each for each in gone if int(each[-1]) % 3}, others(gone), optouts=1)
+    third = erase(lake, second, "v3", gone, others(gone), optouts=1)
+    pull(third.uri, disk)
+    assert f"remove it as soon as no run reads it: {disk}/parts/alpha/00001-aaaaaaaaaaaa" in caplog.text
+    for old in release.manifest.sources:
+        for part in old.parts:
+            shutil.rmtree(disk / "parts" / old.name / part.name)
+    path_of(lake.root).rename(tmp_path / "away")
+    for folder in (disk, tmp_path / "fresh"):
+        if folder != disk:
+            (tmp_path / "away").rename(path_of(lake.root))
+            pull(third.uri, folder)
+        copy = Release(str(folder / "releases/demo/v3/manifest.json"), third.manifest, {}, set(), {})
+        dataset = ours(copy, batch_size=BATCH)
+        dataset.load_state_dict(state)
+        assert ids(dataset, 0, BATCH) == exchanged(release, gone, whole[1:])
+    with pytest.raises(InputError, match=r"v3 succeeds it, and this copy holds what was erased"):
+        ours(Release(str(disk / "releases/demo/v1/manifest.json"), release.manifest, {}, set(), {}))
+
+
+def test_a_copy_has_shards_that_checkpoints_alone_read(lake: Lake, tmp_path: Path) -> None:
+    """The successor may have come to leave all of a shard out that the version before served."""
+    release = build(lake)
+    whole, state = begun(release.uri, "random", 1)
+    gone = {f"alpha/00001-aaaaaaaaaaaa/512/1.000/1/{index}" for index in (0, 1)}
+    opt_out(lake, 1, gone)
+    shard = "alpha/00001-aaaaaaaaaaaa/512/1.000/1/"
+    skips: Skips = lambda name: (SkipReason.DUPLICATE,) if name.startswith(shard) else ()  # noqa: E731
+    copy = copy_of(erase(lake, release, "v2", gone, skips, optouts=1), tmp_path)
+    dataset = ours(copy, batch_size=BATCH)
+    dataset.load_state_dict(state)
+    assert ids(dataset, 0, BATCH) == exchanged(release, gone, whole[1:])
+
+
+def test_a_copy_learns_that_it_holds_what_was_erased(lake: Lake, tmp_path: Path) -> None:
+    release = build(lake, skips=SKIPS)
+    copy = copy_of(release, tmp_path)
+    gone = set(release.all_kept[:4])
+    opt_out(lake, 1, gone)
+    second = erase(lake, release, "v2", gone, others(gone), optouts=1)
+    assert ours(copy).size == len(release.all_kept)  # it cannot know yet
+    with pytest.raises(InputError, match=r"^\S+/v1/manifest.json: demo v1 was given up .*: v2 succeeds it"):
+        pull(release.uri, tmp_path)
+    with pytest.raises(InputError, match="v2 succeeds it"):
+        pull(release.uri, tmp_path / "tree", materialize=True)
+    assert pull(release.uri, tmp_path, refresh_optouts=True).optouts == 1
+    with pytest.raises(
+        InputError, match=r"v2 succeeds it, and this copy holds what was erased.*into the same directory"
+    ):
+        ours(copy)
+    assert ours(copy_of(second, tmp_path)).size == len(second.all_kept)
+
+
+def test_a_copy_whose_tree_was_succeeded_is_still_good(
+    lake: Lake, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = build(lake, skips=SKIPS)
+    copy = copy_of(release, tmp_path)
+    opt_out(lake, 1, release.all_kept[:4])
+    succeed(lake, release, "v2", others(set(release.all_kept[:4])), optouts=1)
+    pull(release.uri, tmp_path, refresh_optouts=True)
+    caplog.clear()
+    assert ours(copy).size == len(release.all_kept) - 4
+    assert "v2 succeeds it; its shards and opt-outs are still good" in caplog.text
+
+
+# The reader
+
+
+@given(
+    samples=st.integers(1, 12),
+    left_out=st.sets(st.integers(0, 11)),
+    erased=st.sets(st.integers(0, 11), min_size=1),
+)
+def test_a_shard_without_the_erased_serves_the_others_under_their_numbers(
+    samples: int, left_out: set[int], erased: set[int]
+) -> None:
+    left_out, erased = ({each for each in some if each < samples} for some in (left_out, erased))
+    columns = {"id": "str"}
+    stays = [index for index in range(samples) if index not in erased]
+    with tempfile.TemporaryDirectory() as folder:
+        entry = mds.shard_entry("a", mds.encode_shard(columns, [{"id": str(index)} for index in range(samples)]))
+        now = None
+        if stays:
+            data = mds.encode_shard(columns, [{"id": str(index)} for index in stays])
+            Path(folder, "b").write_bytes(data)
+            now = mds.shard_entry("b", data)
+        stored = Stored(now, np.array(sorted(erased), np.int32))
+        shard = ServedShard(entry, np.array(sorted(left_out), np.int32), stored)
+        reader = KeptReader.of(folder, shard, {})
+        assert reader.samples == shard.kept
+        for number, index in enumerate(shard.kept_indices()):
+            if index in erased:
+                with pytest.raises(CorruptError, match=f"sample {index} of before was erased"):
+                    reader[number]
+            else:
+                assert reader[number] == {"id": str(index)}
+
+
+# An erasure that the optout stages make
+
+
+def test_a_real_erasure(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_module, "read_ids", kept_ids)
+    rows = [Row(f"{n}.jpg", stored(picture(n)), caption=f"picture {n}") for n in range(10)]
+    deliver_run(lake, DEMO, rows)
+    deliver_run(lake, OTHER, [Row("copy.jpg", stored(picture(1, 500, 500))), Row("own.jpg", stored(picture(30)))])
+    old = make_release(lake, RELEASE)
+    uri, method = lake.manifest("set", old.version), "random"
+    whole, state = begun(uri, method, 2)
+    request = ask(lake, *(("id", f"demo/{n}.jpg") for n in (1, 4, 5, 6, 7)), action=Action.ERASE)
+    resolve(lake, [request], match=match)
+    unerased, _, _ = went_on(uri, method, state)
+    report = erase_request(lake, OptoutRun(request=request), match=match)
+    for part in report.parts:
+        shutil.rmtree(path_of(f"{lake.parts_root()}/{part}"))
+
+    resumed, following, version = went_on(lake.manifest("set", report.versions[f"set/{old.version}"]), method, state)
+    assert (resumed, version) == (unerased, old.version)
+    gone = {f"demo/{n}.jpg" for n in (1, 4, 5, 6, 7)} | {"other/copy.jpg"}
+    assert not set(flat(resumed + following)) & gone
+    assert {len(batch) for batch in resumed} == {len(batch) for batch in whole[2:]}
+    same = [(a, b) for a, b in zip(flat(whole[2:]), flat(resumed), strict=True) if a not in gone]
+    assert all(a == b for a, b in same)
+    with pytest.raises(InputError, match=f"set {old.version} was given up .samples of it were erased"):
+        ReleaseDataset(uri, batch_size=1)
