@@ -194,7 +194,7 @@ def _new_rows(task: FragmentTask, rows: list[dict[str, Any]]) -> list[dict[str, 
     An id that the table holds with several bytes is taken again: which of them came last does not show in the table (a
     compaction moves old rows behind newer ones), and an unneeded row does no harm where a missing one would.
     """
-    if task.version is None:
+    if task.version is None or not rows:
         return rows
     with store.lance_errors(task.table):
         table = store.open_table(task.table, task.version)
