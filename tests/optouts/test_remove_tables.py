@@ -177,7 +177,8 @@ def test_who_began_before_never_commits_what_brings_a_row_back_or_is_lost(
     remove_rows(uri, sorted(GONE - {"demo/2-2.jpg"}))
     if later:  # another commit after it, so that the last one that they see is harmless
         store.open_table(uri).create_scalar_index("sha256", "BTREE", replace=True)
-    for each in (*folds, lambda: store.append_fragments(table, fragments)):
+    writers: list[Callable[[], Any]] = [*folds, lambda: store.append_fragments(table, fragments)]
+    for each in writers:
         with pytest.raises(CommitConflictError):
             each()
     store.append_fragments(store.open_table(uri), fragments)  # what it does after the conflict
