@@ -217,6 +217,27 @@ def erase_(
     print_data(_filled(done.model_dump(mode="json", exclude={"stage", "seconds"})), as_json)
 
 
+@optout.command("remove")
+def remove_(
+    request: Annotated[str, typer.Argument(help="id of a request that was erased")],
+    grace_days: Annotated[
+        float,
+        typer.Option(
+            min=0, help="days that must have gone by since the erasure; training runs on old versions end by then"
+        ),
+    ] = 7.0,
+    lake: LakeUri = "",
+    as_json: Json = False,
+) -> None:
+    """Remove the bytes of what REQUEST erased, wherever they are in the lake, and prove it. What was removed is gone for ever."""
+    from smalti.optouts.remove import remove
+    from smalti.settings import OptoutRun
+
+    place = lake_at(lake)
+    done = remove(place, OptoutRun(request=_standing(place, request).id, grace_days=grace_days))
+    print_data(_filled(done.model_dump(mode="json", exclude={"stage", "seconds"})), as_json)
+
+
 @optout.command("withdraw")
 def withdraw(
     request: Annotated[str, typer.Argument(help="id of a request that excludes or erases")],

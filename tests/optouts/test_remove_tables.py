@@ -13,7 +13,7 @@ from typing import Any
 import lance  # noqa: TID253
 import pyarrow as pa
 import pytest
-from lance.commit import CommitConflictError
+from lance.commit import CommitConflictError  # noqa: TID253
 from lance.file import LanceFileReader  # noqa: TID253
 from lance.fragment import write_fragments  # noqa: TID253
 
@@ -177,7 +177,8 @@ def test_who_began_before_never_commits_what_brings_a_row_back_or_is_lost(
     remove_rows(uri, sorted(GONE - {"demo/2-2.jpg"}))
     if later:  # another commit after it, so that the last one that they see is harmless
         store.open_table(uri).create_scalar_index("sha256", "BTREE", replace=True)
-    for each in (*folds, lambda: store.append_fragments(table, fragments)):
+    writers: list[Callable[[], Any]] = [*folds, lambda: store.append_fragments(table, fragments)]
+    for each in writers:
         with pytest.raises(CommitConflictError):
             each()
     store.append_fragments(store.open_table(uri), fragments)  # what it does after the conflict

@@ -136,8 +136,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         bucket, _, key = path.split("/b/")[1].partition("/o")
         key, server = unquote(key.removeprefix("/")), self.server
         kept = server.keeps.get(bucket, set())
-        if self.command == "GET" and not key and "true" in (query.get("versions"), query.get("softDeleted")):
-            soft, prefix = query.get("softDeleted") == "true", query.get("prefix", "")
+        if (
+            self.command == "GET"
+            and not key
+            and "true" in (query.get("versions", "").lower(), query.get("softDeleted", "").lower())
+        ):
+            soft, prefix = query.get("softDeleted", "").lower() == "true", query.get("prefix", "")
             now = f"/storage/v1/b/{bucket}/o?prefix={quote(prefix, safe='')}"
             items = [] if soft else json.loads(server.ask("GET", now)[2]).get("items", [])
             return 200, _JSON, json.dumps({"items": [*items, *server.listed(bucket, prefix, soft)]}).encode()

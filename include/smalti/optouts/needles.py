@@ -84,6 +84,7 @@ class Removing(Model):
         ids: samples, as the ledger and the tables name them.
         places: sha256 of URIs that the pictures were delivered from, of those that hold nothing else.
         parts: <source>/<part> that hold them.
+        rows: "<source>/<batch>" -> ids of rows that tables lose: a batch has that much less than its ingest has put in.
         spared: sha256 of bytes and of pixels that an id showed beside what was asked for (a stand-in that it was delivered with later,
             perhaps): others may show the same.
     """
@@ -95,6 +96,7 @@ class Removing(Model):
     places: tuple[str, ...] = Field((), repr=False)
     parts: tuple[str, ...] = ()
     pictures: tuple[Needle, ...] = ()
+    rows: dict[str, tuple[str, ...]] = Field({})
     spared: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
@@ -109,6 +111,10 @@ class Removing(Model):
                 "places": tuple(sorted({*self.places, *other.places})),
                 "parts": tuple(sorted({*self.parts, *other.parts})),
                 "pictures": tuple(pictures[key] for key in sorted(pictures)),
+                "rows": {
+                    batch: tuple(sorted({*self.rows.get(batch, ()), *other.rows.get(batch, ())}))
+                    for batch in sorted({*self.rows, *other.rows})
+                },
                 "spared": tuple(sorted({*self.spared, *other.spared})),
             }
         )

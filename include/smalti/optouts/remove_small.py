@@ -45,7 +45,7 @@ _REMEDIES: tuple[tuple[str, Remedy], ...] = (
     (r"runs/.*", "object"),
     (r"optouts/rejected/files/.*", "object"),
     (r"optouts/rejected/.*\.jsonl", "lines"),
-    (r"optouts/requests/[0-9a-f]{16}/preview\..*", "object"),
+    (r"optouts/requests/[0-9a-f]{16}/preview.*", "object"),
 )
 TOPS = ("staging", "progress", "runs", "gc", "optouts", "releases")
 """Where such objects are."""

@@ -139,9 +139,16 @@ def look_into(seeker: Seeker, uri: str, data: bytes) -> list[Finding]:
     try:
         found |= {Finding(uri, where, what) for where, what in _look(seeker, data, uri, "")}
     except (SmaltiError, OSError, ValueError, EOFError, zlib.error, ArithmeticError) as error:
+        if uri.rpartition("/")[2].startswith(objects.ATTEMPT_PREFIX):  # it may be cut off anywhere
+            return sorted(found | {Finding(uri, "", what) for what in _in_cut_off(seeker, data)})
         log.warning("opt-outs: %s cannot be read: %s", uri, type(error).__name__)
         found.add(Finding(uri, "", UNREADABLE))
     return sorted(found)
+
+
+def _in_cut_off(seeker: Seeker, data: bytes) -> Iterator[str]:
+    yield from seeker.stretches(data)
+    yield from seeker.text(data.decode(errors="replace"), whole=False)
 
 
 def _look(seeker: Seeker, data: bytes, name: str, where: str) -> Iterator[tuple[str, str]]:
@@ -216,10 +223,10 @@ def _in_parquet(seeker: Seeker, data: bytes) -> Iterator[tuple[str, str]]:
             yield from (("metadata", what) for what in _in_value(seeker, text, smaller=False))
     for batch in file.iter_batches(batch_size=4096):
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            yield from ((f"column {name}", what) for what in _in_column(seeker, column))
+            yield from ((f"column {name}", what) for what in in_column(seeker, column))
 
 
-def _in_column(seeker: Seeker, column: Any) -> Iterator[str]:
+def in_column(seeker: Seeker, column: Any) -> Iterator[str]:
     """What the values of an Arrow column hold. Numbers hold nothing."""
     import pyarrow as pa
 
@@ -230,7 +237,7 @@ def _in_column(seeker: Seeker, column: Any) -> Iterator[str]:
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
         return
     if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind):
-        yield from _in_column(seeker, column.flatten())
+        yield from in_column(seeker, column.flatten())
         return
     for value in column.to_pylist():
         yield from _in_value(seeker, value, smaller=False)

@@ -1,8 +1,8 @@
 """Scans the tables' files for what a request has erased: those of every version, and those that no version names.
 
-Lance's files are decoded each by itself, so that what a killed writer left, and what a deletion only marked, is seen like all others. What
-pictures are in the rows is seen through every version that is left. The raw bytes of all files are scanned with the other objects
-(`smalti.optouts.scan`).
+Rows are read through every version that is left, a fragment once. Files of indices, and of data that no version names (a writer has not
+committed them, or was killed), are decoded each by itself; so are those of fragments that mark rows as deleted. The raw bytes of all
+files are scanned with the other objects (`smalti.optouts.scan`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from smalti import objects
 from smalti.errors import MissingObject, SmaltiError
 from smalti.lake import Lake
 from smalti.optouts.needles import Seeker
-from smalti.optouts.scan import UNREADABLE, Finding, _in_column
+from smalti.optouts.scan import UNREADABLE, Finding, in_column
 from smalti.table.store import READ_IMAGES, lance_errors, open_table
 
 _ENDING = ".lance"
+
+_ROWS = 4096
+"""Rows that are decoded at a time."""
+
+_IMAGE = "image"
 
 
 def scan_tables(lake: Lake, seeker: Seeker) -> Iterator[Finding]:
@@ -31,22 +38,57 @@ def scan_tables(lake: Lake, seeker: Seeker) -> Iterator[Finding]:
 def scan_table(uri: str, seeker: Seeker) -> Iterator[Finding]:
     """What is left in one table."""
     table = open_table(uri)
-    names = [] if table is None else [field.name for field in table.schema if field.name != "image"]
+    names: list[str] = []
+    read: set[str] = set()
+    if table is not None:
+        with lance_errors(uri):
+            versions = [each["version"] for each in table.versions()]
+        names = [field.name for field in table.schema if field.name != _IMAGE]
+        for version in versions:
+            yield from _in_version(uri, version, seeker, read)
     for info in objects.list_objects(uri):
-        if info.uri.endswith(_ENDING):
+        if info.uri.endswith(_ENDING) and info.uri not in read:
             yield from _in_file(info.uri, names, seeker)
-        elif not info.uri.endswith(".blob"):
+        elif not info.uri.endswith((_ENDING, ".blob")):
             yield from _in_raw(info.uri, seeker)
-    if table is None:
-        return
-    with lance_errors(uri):
-        versions = [each["version"] for each in table.versions()]
-    seen: set[str] = set()
-    for version in versions:
-        try:
-            yield from _in_version(uri, version, seeker, seen)
-        except SmaltiError:
-            yield Finding(uri, f"version {version}", UNREADABLE)
+
+
+def _in_version(uri: str, version: int, seeker: Seeker, read: set[str]) -> Iterator[Finding]:
+    """The rows of a version.
+
+    Args:
+        read: files whose rows were all read; fragments of these are not read again.
+    """
+    try:
+        table = open_table(uri, version)
+        with lance_errors(uri):
+            for fragment in table.get_fragments():
+                files = {f"{uri}/data/{file.path}" for file in fragment.metadata.files}
+                if files <= read:
+                    continue
+                yield from _in_fragment(uri, table, fragment, seeker)
+                read |= set() if fragment.num_deletions else files
+    except (SmaltiError, pa.ArrowException):
+        yield Finding(uri, f"version {version}", UNREADABLE)
+
+
+def _in_fragment(uri: str, table: Any, fragment: Any, seeker: Seeker) -> Iterator[Finding]:
+    columns = [name for name in table.schema.names if name != _IMAGE]
+    addresses: list[int] = []
+    found: set[str] = set()
+    scanner = table.scanner(columns=columns, with_row_id=True, fragments=[fragment], batch_size=_ROWS)
+    for batch in scanner.to_batches():
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            found |= {f"{what}, column {name}" for what in in_column(seeker, column)}
+        rows = (batch[name].to_pylist() for name in ("_rowid", "sha256", "width", "height"))
+        for address, sha256, width, height in zip(*rows, strict=True):
+            if any(seeker.may_be(size) for size in ((width, height), (height, width))) or any(seeker.text(sha256)):
+                addresses.append(address)
+    for start in range(0, len(addresses), READ_IMAGES):
+        some = addresses[start : start + READ_IMAGES]
+        for _, data in table.read_blobs(_IMAGE, ids=some, preserve_order=True):
+            found |= {*seeker.whole(bytes(data)), *seeker.picture(bytes(data), smaller=False)}
+    yield from (Finding(uri, f"version {table.version}", what) for what in sorted(found))
 
 
 def _in_file(uri: str, names: Sequence[str], seeker: Seeker) -> Iterator[Finding]:
@@ -58,23 +100,22 @@ def _in_file(uri: str, names: Sequence[str], seeker: Seeker) -> Iterator[Finding
     found: set[Finding] = set()
     try:
         with lance_errors(uri):
-            for reader in _readers(uri, names):
-                for batch in reader.read_all().to_batches():
-                    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                        found |= {Finding(uri, f"column {name}", what) for what in _in_column(seeker, column)}
-    except SmaltiError:
+            for batch in _batches(uri, names):
+                for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                    found |= {Finding(uri, f"column {name}", what) for what in in_column(seeker, column)}
+    except (SmaltiError, pa.ArrowException):
         if objects.exists(uri):
             found.add(Finding(uri, "", UNREADABLE))
     yield from sorted(found)
 
 
-def _readers(uri: str, names: Sequence[str]) -> Iterator[Any]:
+def _batches(uri: str, names: Sequence[str]) -> Iterator[Any]:
     from lance.file import LanceFileReader
 
     options = objects.lance_options(uri)
     path = str(objects.local_path(uri) or uri)
     try:
-        yield LanceFileReader(path, options)
+        yield from LanceFileReader(path, options).read_all(batch_size=_ROWS).to_batches()
         return
     except ValueError as error:
         if "more than once" not in str(error):
@@ -82,13 +123,12 @@ def _readers(uri: str, names: Sequence[str]) -> Iterator[Any]:
     read = 0
     for name in names:
         try:
-            reader = LanceFileReader(path, options, columns=[name])
+            yield from LanceFileReader(path, options, columns=[name]).read_all(batch_size=_ROWS).to_batches()
         except ValueError as error:
             if "not found" not in str(error):
                 raise
             continue
         read += 1
-        yield reader
     if not read:
         raise ValueError("none of the table's columns is in it")
 
@@ -100,36 +140,6 @@ def _in_raw(uri: str, seeker: Seeker) -> Iterator[Finding]:
     except MissingObject:
         return
     yield from (Finding(uri, "", what) for what in {*seeker.text(text, whole=False)})
-
-
-def _in_version(uri: str, version: int, seeker: Seeker, seen: set[str]) -> Iterator[Finding]:
-    """The pictures of a version's rows.
-
-    Args:
-        seen: files of fragments that an earlier version was looked at with; added to.
-    """
-    table = open_table(uri, version)
-    with lance_errors(uri):
-        for fragment in table.get_fragments():
-            name = ",".join(sorted(file.path for file in fragment.metadata.files)) + str(fragment.num_deletions)
-            if name not in seen and "image" in table.schema.names:
-                seen.add(name)
-                yield from _in_fragment(uri, table, fragment, seeker)
-
-
-def _in_fragment(uri: str, table: Any, fragment: Any, seeker: Seeker) -> Iterator[Finding]:
-    rows = table.scanner(columns=["sha256", "width", "height"], with_row_id=True, fragments=[fragment]).to_table()
-    wanted = [
-        row
-        for row in rows.to_pylist()
-        if any(seeker.text(row["sha256"]))
-        or any(seeker.may_be(size) for size in ((row["width"], row["height"]), (row["height"], row["width"])))
-    ]
-    for start in range(0, len(wanted), READ_IMAGES):
-        addresses = [row["_rowid"] for row in wanted[start : start + READ_IMAGES]]
-        for _, data in table.read_blobs("image", ids=addresses, preserve_order=True):
-            found = {*seeker.whole(bytes(data)), *seeker.picture(bytes(data), smaller=False)}
-            yield from (Finding(uri, f"version {table.version}", what) for what in found)
 
 
 def unnamed_files(uri: str) -> frozenset[str]:

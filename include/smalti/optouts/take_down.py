@@ -47,7 +47,8 @@ def take_down(lake: Lake, request: Request, erasing: Erasing) -> Removing:
     wanted = places.pictures | shown
     parts = {part for part in matched["part"].to_pylist() if part} if matched is not None else set()
     delivered: set[str] = set()
-    tasks = itertools.chain(_delivered(lake, sorted(ids), delivered), _stored(lake, matched))
+    batches: dict[str, set[str]] = {}
+    tasks = itertools.chain(_delivered(lake, sorted(ids), delivered, batches), _stored(lake, matched))
     pictures: dict[str, Needle] = {}
     spared: set[str] = set()
     for sources, made in map_tasks(_needles, tasks):
@@ -63,6 +64,7 @@ def take_down(lake: Lake, request: Request, erasing: Erasing) -> Removing:
         places=tuple(sorted(delivered)),
         parts=tuple(sorted(parts.union(erasing.parts))),
         pictures=tuple(pictures[sha256] for sha256 in sorted(pictures)),
+        rows={batch: tuple(sorted(batches[batch])) for batch in sorted(batches)},
         spared=tuple(sorted(spared.difference(pictures, (each.pixels for each in pictures.values())))),
     )
     return keep_removing(lake, now)
@@ -73,11 +75,12 @@ def _needles(task: _Task) -> tuple[tuple[str, ...], list[Needle]]:
     return sources, [needle_of(data, kind) for data in pictures]
 
 
-def _delivered(lake: Lake, ids: Sequence[str], places: set[str]) -> Iterator[_Task]:
+def _delivered(lake: Lake, ids: Sequence[str], places: set[str], batches: dict[str, set[str]]) -> Iterator[_Task]:
     """The pictures as tables hold them.
 
     Args:
         places: gains digests of the URIs that they were delivered from, and nothing else was.
+        batches: gains the ids of the rows: "<source>/<batch>" -> ids.
     """
     for name in objects.list_names(lake.tables()):
         uri = f"{lake.tables()}/{name}"
@@ -85,8 +88,10 @@ def _delivered(lake: Lake, ids: Sequence[str], places: set[str]) -> Iterator[_Ta
         if table is None:
             continue
         with lance_errors(uri):
-            rows = rows_of_ids(table, ids, ["id", "sha256", "uri"])
+            rows = rows_of_ids(table, ids, ["id", "sha256", "uri", "batch"])
         mine = {row["id"] for row in rows}
+        for row in rows:
+            batches.setdefault(f"{name.removesuffix('.lance')}/{row['batch']}", set()).add(row["id"])
         for place in {row["uri"] for row in rows if row["uri"]}:
             with lance_errors(uri):
                 others = table.scanner(columns=["id"], filter=f"uri = {sql_text(place)}").to_table()["id"].to_pylist()

@@ -181,15 +181,17 @@ class Watch:
         return found
 
 
-def load_watch(lake: Lake) -> Watch | None:
+def load_watch(lake: Lake, *actions: Action) -> Watch | None:
     """What is asked for now: keys of every request in force, and the samples that they have matched. None: nothing is.
 
     Where nobody ever asked, one listing is all that is read.
 
+    Args:
+        actions: only requests for one of these; none: all.
     Raises:
         CorruptError: an object of the ledger is damaged; nothing is let through for that.
     """
-    requests = in_force(lake)
+    requests = [each for each in in_force(lake) if not actions or each.action in actions]
     if not requests:
         return None
     keys = (key for request in requests for key in request.keys)

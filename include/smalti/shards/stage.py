@@ -8,6 +8,7 @@ is there and writes what is missing, to the same bytes; a part without part.json
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from smalti.accounting import Accounted
 from smalti.compute import map_tasks
 from smalti.errors import ConflictError, InputError
 from smalti.lake import Lake
+from smalti.optouts.removed import removed_ids
 from smalti.profiles import SOURCE, caption_column
 from smalti.reasons import DropReason
 from smalti.settings import SourceRun
@@ -168,7 +170,23 @@ def read_batch(lake: Lake, run: SourceRun) -> Batch:
         rows = rows.set_column(rows.column_names.index(name), name, pc.if_else(there, words, ""))
     schema = plan_schema(sorted(extra))
     rows = rows.select([*schema.names, ROW]).cast(pa.schema([*schema, (ROW, pa.uint64())]))
-    return Batch(rows, total, {each["values"]: each["counts"] for each in counts}, table.version)
+    dropped = {each["values"]: each["counts"] for each in counts}
+    removed = _removed(lake, run, total)
+    if removed:
+        dropped[DropReason.OPTOUT] = dropped.get(DropReason.OPTOUT, 0) + removed
+    return Batch(rows, total + removed, dropped, table.version)
+
+
+def _removed(lake: Lake, run: SourceRun, total: int) -> int:
+    """Rows that ingest has put into the table and opt-outs have removed: they are dropped here, so that the accounting goes on from ingest's.
+
+    A row that is missing for any other reason is not made up for: verify finds it.
+    """
+    found = objects.read_versioned(lake.ingested(run.source.name, run.batch))
+    if found is None:
+        return 0
+    missing = int(json.loads(found[0]).get("rows_out", total)) - total
+    return missing if 0 < missing <= len(removed_ids(lake, run.source.name, run.batch)) else 0
 
 
 def _words_of(names: Sequence[str], run: SourceRun, uri: str) -> dict[str, str | None]:

@@ -12,8 +12,10 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from smalti import objects
+from smalti.compute import Shared
 from smalti.errors import InputError
 from smalti.images.decode import DecodeError, decode, probe
+from smalti.optouts.watch import KEY_COLUMNS, Watch
 from smalti.reasons import RejectReason
 from smalti.sources.rows import Group, Reject, SourceRow
 from smalti.table import store
@@ -33,6 +35,7 @@ class FragmentTask:
         licence: of rows that state none.
         reserved: whether the source says of each picture if it is reserved.
         settled: keys that an earlier try has rejected.
+        erased: what is asked to be erased, None: nothing; a row that its key names does not enter the table.
     """
 
     table: str
@@ -45,6 +48,7 @@ class FragmentTask:
     reserved: bool
     group: Group
     settled: frozenset[str]
+    erased: Shared[Watch] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class FragmentOutcome:
     fragments: tuple[Any, ...]
     unchanged: int
     rejects: tuple[Reject, ...]
+    erased: int = 0
 
 
 def write_group(task: FragmentTask) -> FragmentOutcome:
@@ -62,12 +67,15 @@ def write_group(task: FragmentTask) -> FragmentOutcome:
 
     rejects: list[Reject] = []
     unchanged: list[str] = []
+    erased: list[int] = []
     failures: list[Exception] = []
     schema = table_schema(task.embedding, task.reserved)
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:
-            for rows in _gathered(task, rejects):
+            for gathered in _gathered(task, rejects):
+                rows = _not_erased(task, gathered)
+                erased.append(len(gathered) - len(rows))
                 new = _new_rows(task, rows)
                 unchanged.extend({row["id"] for row in rows} - {row["id"] for row in new})
                 if new:
@@ -94,7 +102,7 @@ def write_group(task: FragmentTask) -> FragmentOutcome:
             if failures:
                 raise failures[0] from None
             raise
-    return FragmentOutcome(tuple(fragments), len(unchanged), tuple(rejects))
+    return FragmentOutcome(tuple(fragments), len(unchanged), tuple(rejects), sum(erased))
 
 
 def check_picture(row: SourceRow, max_pixels: int) -> dict[str, Any] | Reject:
@@ -171,13 +179,22 @@ def _table_row(task: FragmentTask, row: SourceRow, picture: dict[str, Any]) -> d
     }
 
 
+def _not_erased(task: FragmentTask, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the rows that a request to erase names: their bytes are to be nowhere in the lake."""
+    if task.erased is None:
+        return rows
+    columns = pa.schema([(name, pa.string()) for name in ("id", "sha256", *KEY_COLUMNS)])
+    asked = task.erased.get().asks(pa.Table.from_pylist(rows, columns))
+    return [row for row, is_asked in zip(rows, asked, strict=True) if not is_asked]
+
+
 def _new_rows(task: FragmentTask, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without the rows whose id the table holds with these bytes and no others.
 
     An id that the table holds with several bytes is taken again: which of them came last does not show in the table (a
     compaction moves old rows behind newer ones), and an unneeded row does no harm where a missing one would.
     """
-    if task.version is None:
+    if task.version is None or not rows:
         return rows
     with store.lance_errors(task.table):
         table = store.open_table(task.table, task.version)

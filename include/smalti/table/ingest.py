@@ -18,10 +18,12 @@ from pydantic import Field
 
 from smalti import objects
 from smalti.accounting import Accounted
-from smalti.compute import map_tasks
+from smalti.compute import map_tasks, share
 from smalti.errors import ConflictError, LakeError
 from smalti.lake import Lake
-from smalti.reasons import RejectReason
+from smalti.optouts.request import Action
+from smalti.optouts.watch import load_watch
+from smalti.reasons import DropReason, RejectReason
 from smalti.reservations import warnings_of
 from smalti.settings import SourceRun
 from smalti.sources.files import plan_files
@@ -40,7 +42,8 @@ UNCHANGED = "unchanged"
 
 
 class IngestReport(Accounted):
-    """rows_in: rows and objects of the batch; rows_out: its rows in the table; dropped: reject reasons and `unchanged`."""
+    """rows_in: rows and objects of the batch; rows_out: its rows in the table; dropped: reject reasons, `unchanged`, and `optout`: asked
+    to be erased, so that it never enters the table."""
 
     table: str = Field(description="URI of the table")
     rejects: str = Field(description="URI of rejects.parquet")
@@ -59,14 +62,18 @@ def ingest(lake: Lake, run: SourceRun) -> IngestReport:
     done = objects.read_versioned(lake.ingested(source, batch))
     if done is not None:
         return IngestReport.model_validate_json(done[0])
-    rows, unchanged = _batch_rows(uri, batch), None
+    rows, unchanged, erased = _batch_rows(uri, batch), None, 0
     if rows == 0:
-        unchanged = _append(lake, run)
+        unchanged, erased = _append(lake, run)
         rows = _batch_rows(uri, batch)
     rows_in, rejects = _read_rejects(lake.rejects(source, batch))
-    if unchanged is None:  # committed by a try that was killed before it could report
+    if (
+        unchanged is None
+    ):  # committed by a try that was killed before it could report; what is asked to be erased counts here as well
         unchanged = rows_in - rows - len(rejects)
     dropped = dict(sorted(collections.Counter(reject.reason.value for reject in rejects).items()))
+    if erased:
+        dropped[DropReason.OPTOUT.value] = erased
     report = IngestReport(
         stage="ingest",
         seconds=round(time.monotonic() - began, 3),
@@ -83,8 +90,8 @@ def ingest(lake: Lake, run: SourceRun) -> IngestReport:
     return IngestReport.model_validate_json(objects.read_bytes(lake.ingested(source, batch)))
 
 
-def _append(lake: Lake, run: SourceRun) -> int:
-    """Check, read, write and commit. Returns how many rows were unchanged."""
+def _append(lake: Lake, run: SourceRun) -> tuple[int, int]:
+    """Check, read, write and commit. Returns how many rows were unchanged, and how many are asked to be erased."""
     source, batch, uri = run.source.name, run.batch, lake.table(run.source.name)
     inventory = read_inventory(lake, source, batch)
     plan = plan_files(lake, run, inventory) if run.source.format == "files" else plan_parquet(run, inventory)
@@ -94,6 +101,8 @@ def _append(lake: Lake, run: SourceRun) -> int:
     at = lake.rejects(source, batch)
     settled = _read_rejects(at)[1] if objects.exists(at) else None
     keys = frozenset(reject.key for reject in settled or ())
+    watch = load_watch(lake, Action.ERASE)
+    shared = share(watch) if watch else None
     tasks = [
         FragmentTask(
             table=uri,
@@ -106,22 +115,24 @@ def _append(lake: Lake, run: SourceRun) -> int:
             reserved=reserved,
             group=group,
             settled=keys,
+            erased=shared,
         )
         for group in plan.groups
     ]
     fragments: list[Any] = []
     rejects: list[Reject] = []
-    unchanged = 0
+    unchanged = erased = 0
     for number, outcome in enumerate(map_tasks(write_group, tasks), 1):
         fragments += outcome.fragments
         rejects += outcome.rejects
         unchanged += outcome.unchanged
+        erased += outcome.erased
         log.info("ingest: %d of %d groups, %d rejected", number, len(tasks), len(rejects))
-    if not fragments and not unchanged:
+    if not fragments and not unchanged and not erased:
         _refuse_if_nothing_is_readable(rejects)
     _write_rejects(at, plan, rejects, settled)
     _commit(uri, batch, fragments)
-    return unchanged
+    return unchanged, erased
 
 
 def _commit(uri: str, batch: str, fragments: Sequence[Any]) -> None:

@@ -1,0 +1,279 @@
+"""After a removal nothing in the lake shows what was erased, and the line goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from smalti import objects
+from smalti.errors import CorruptError, InputError
+from smalti.lake import Lake
+from smalti.optouts.erase import erase
+from smalti.optouts.ledger import read_step
+from smalti.optouts.receipt_erase import read_erase_receipt
+from smalti.optouts.remove import RemoveReport, remove
+from smalti.optouts.request import Action
+from smalti.optouts.status import State, standings
+from smalti.settings import OptoutRun, SourceRun
+from smalti.shards import mds
+from smalti.sources.inventory import stage
+from smalti.table.ingest import ingest
+from tests.conftest import snapshot
+from tests.maintenance.conftest import Died, dying_after
+from tests.optouts import line
+from tests.optouts.line import COPIES, ERASED, ORIGINAL, pictures
+from tests.optouts.searching import ALLOWED, Search
+
+Made = tuple[Path, OptoutRun, tuple[SourceRun, ...]]
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    line.patch(monkeypatch)
+    return monkeypatch
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A lake and its sources, with a query and an erased request about the same picture."""
+    folder = tmp_path_factory.mktemp("line")
+    lake = Lake.at(str(folder / "lake"))
+    with pytest.MonkeyPatch.context() as patch:
+        runs = line.make(f"file://{folder}/sources", lake, patch)
+        line.ask(lake, Action.QUERY)
+        run = line.ask(lake)
+        line.exclude(lake, run)
+        erase(lake, run)
+    return folder, run, runs
+
+
+@pytest.fixture
+def copy(made: Made, tmp_path: Path) -> Callable[[str], Lake]:
+    """Copies with the sources at their place: they are named in inventories."""
+
+    def of(name: str) -> Lake:
+        shutil.copytree(made[0] / "lake", tmp_path / name)
+        return Lake.at(str(tmp_path / name))
+
+    return of
+
+
+@pytest.fixture
+def lake(copy: Callable[[str], Lake]) -> Lake:
+    return copy("lake")
+
+
+@pytest.fixture
+def run(made: Made) -> OptoutRun:
+    return made[1]
+
+
+@pytest.fixture
+def runs(made: Made) -> tuple[SourceRun, ...]:
+    return made[2]
+
+
+@pytest.fixture
+def search(made: Made) -> Callable[[Lake], dict[str, set[str]]]:
+    """What is found outside the ledger and the receipts, by a search that knows the pictures."""
+    stored = {*stored_pictures(Lake.at(str(made[0] / "lake")), made[1])}
+    wanted = {pictures()[name] for name in ERASED} | stored
+    assert len(wanted) == 6
+
+    def of(lake: Lake) -> dict[str, set[str]]:
+        root = objects.local_path(lake.root)
+        assert root is not None
+        found = Search(root, ERASED, wanted).everything()
+        return {path: what for path, what in found.items() if not ALLOWED.fullmatch(path)}
+
+    return of
+
+
+def stored_pictures(lake: Lake, run: OptoutRun) -> Iterator[bytes]:
+    for shard, indices in read_step(lake, 1).places[run.request].items():
+        columns, samples = mds.read_shard(objects.read_bytes(f"{lake.parts_root()}/{shard}"), shard)
+        for index in indices:
+            image = mds.decode_sample(columns, samples[index], shard)["image"]
+            assert isinstance(image, bytes)
+            yield image
+
+
+KINDS = {
+    "gc/old/mark.json": {"id"},
+    "optouts/rejected/": {"id"},
+    "optouts/requests/": {"id", "looks"},
+    "parts/made/00001-": {"id", "bytes", "pixels"},
+    "parts/other/00001-": {"id", "bytes", "pixels"},
+    "parts/made/00009-000000000009/512/1.000/.attempt-": {"bytes"},
+    "progress/made/caption/rules/": {"id"},
+    "progress/made/caption/vlm/": {"id"},
+    "progress/made/classify/": {"id"},
+    "progress/made/fingerprint/": {"id"},
+    "releases/set/curations/": {"id", "looks"},
+    "releases/plain/v1/tree/": {"id", "bytes", "pixels"},
+    "releases/set/v1/report.html": {"id"},
+    "runs/source_made/2026/ingest/driver.log": {"id"},
+    "runs/source_made/2026/ingest/page.html": {"id"},
+    "runs/source_made/2026/ingest/report.json": {"id"},
+    "tables/made.lance/": {"id", "bytes"},
+    "tables/other.lance (rows)": {"id", "bytes", "pixels"},
+}
+"""Of a lake from which nothing was removed yet: each of these kinds shows it."""
+
+
+def test_before_the_removal_every_kind_of_object_shows_it(
+    lake: Lake, search: Callable[[Lake], dict[str, set[str]]]
+) -> None:
+    found = search(lake)
+    for start, what in KINDS.items():
+        shown = set[str]().union(*(each for path, each in found.items() if path.startswith(start)))
+        assert shown >= what, start
+
+
+@pytest.fixture(scope="module")
+def gone(made: Made, tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, RemoveReport, str]:
+    """A lake after the removal; what it did; what a report said before."""
+    folder = tmp_path_factory.mktemp("gone") / "lake"
+    shutil.copytree(made[0] / "lake", folder)
+    lake = Lake.at(str(folder))
+    uri = lake.run_object("source_made", "2026", "shard", "driver.log")
+    objects.create_bytes(uri, OTHERS.encode())
+    return lake, remove(lake, made[1]), OTHERS
+
+
+OTHERS = f"{ORIGINAL}.png and x{ORIGINAL}1 and {COPIES[0]}0 and {COPIES[0]}-b"
+"""Ids that begin or end like those that were erased."""
+
+
+def test_afterwards_only_the_ledger_and_the_receipts_name_it(
+    gone: tuple[Lake, RemoveReport, str], run: OptoutRun, search: Callable[[Lake], dict[str, set[str]]]
+) -> None:
+    lake, report, _ = gone
+    assert search(lake).keys() <= {
+        "runs/source_made/2026/shard/driver.log"
+    }  # a search for parts of words finds the others there
+    assert report.removed
+    assert report.rows == len(ERASED)
+    receipt = read_erase_receipt(lake, run.request)
+    assert receipt is not None
+    assert {place.where for place in receipt.places} >= {
+        "gc", "optouts", "parts", "progress", "releases", "runs", "staging", "tables",
+    }  # fmt: skip
+    assert receipt.ids == len(ERASED)
+    assert {(each.dataset, each.version) for each in receipt.releases} >= {("plain", "v1"), ("set", "v1")}
+    assert all(each.successor for each in receipt.releases)
+    page = objects.read_bytes(report.page).decode()
+    assert not any(name in page for name in ERASED)
+    assert standings(lake, [run.request])[0].state == State.PROVEN
+    before = snapshot(lake.root)
+    assert remove(lake, run).receipt == report.receipt
+    assert snapshot(lake.root) == before
+
+
+def test_what_names_others_as_well_keeps_what_it_says_of_them(gone: tuple[Lake, RemoveReport, str]) -> None:
+    lake, _, others = gone
+    told = json.loads(objects.read_bytes(lake.run_object("source_made", "2026", "ingest", "report.json")))
+    assert told == {"stage": "ingest", "warnings": ["(erased)", "all is well"], "rows": 3, "per_row": {"(erased)": 2}}
+    log = objects.read_bytes(lake.run_object("source_made", "2026", "ingest", "driver.log")).decode()
+    assert log == "00:00 made/p2.jpg is fine\n(erased)\n00:02 done\n"
+    assert objects.read_bytes(lake.run_object("source_made", "2026", "shard", "driver.log")).decode() == others
+    rejected = objects.read_bytes(lake.optout_rejected("f" * 16)).decode().splitlines()
+    assert rejected == ["(erased)", '{"row": 4, "reason": "empty", "value": ""}']
+    answers = pq.read_table(
+        io.BytesIO(objects.read_bytes(lake.answer("made", "caption", "vlm", "0" * 64, "b1", "all")))
+    )
+    assert answers["id"].to_pylist() == [f"made/p{n}.jpg" for n in (0, 2, 3, 4)]
+    assert not objects.exists(lake.answer("made", "caption", "vlm", "0" * 64, "b1", "one"))
+    listed = pq.read_table(io.BytesIO(objects.read_bytes(lake.inventory("made", "b1"))))["uri"].to_pylist()
+    assert sum("p1.jpg" in each for each in listed) == 0
+    assert len(listed) == 6
+
+
+def test_the_stages_of_the_same_batch_run_again_and_bring_nothing_back(
+    gone: tuple[Lake, RemoveReport, str],
+    tmp_path: Path,
+    runs: tuple[SourceRun, ...],
+    patched: pytest.MonkeyPatch,
+    search: Callable[[Lake], dict[str, set[str]]],
+) -> None:
+    shutil.copytree(str(objects.local_path(gone[0].root)), tmp_path / "again")
+    lake = Lake.at(str(tmp_path / "again"))
+    for each in runs:
+        line.source(lake, each)
+    line.build(lake, quarantine=False)
+    assert search(lake).keys() <= {"runs/source_made/2026/shard/driver.log"}
+    # Its owner still delivers it: the next batch lists it, and it does not enter the table
+    later = runs[0].model_copy(update={"batch": "b2"})
+    assert stage(lake, later).new == 2  # and the table
+    assert ingest(lake, later).dropped == {"optout": 1}
+    assert search(lake).keys() <= {"runs/source_made/2026/shard/driver.log", "staging/made/b2/inventory.parquet"}
+
+
+def test_killed_anywhere_the_next_run_ends_the_same(
+    copy: Callable[[str], Lake],
+    run: OptoutRun,
+    monkeypatch: pytest.MonkeyPatch,
+    search: Callable[[Lake], dict[str, set[str]]],
+) -> None:
+    changes, killed = 0, 0
+    while True:
+        lake = copy(f"after{changes}")
+        revive = dying_after(monkeypatch, changes)
+        try:
+            remove(lake, run)
+            break
+        except Died:
+            killed += 1
+        finally:
+            revive()
+        assert not objects.exists(lake.optout_receipt(run.request, "erase")) or search(lake) == {}
+        remove(lake, run)
+        assert search(lake) == {}
+        changes += 20
+    assert killed > 1
+
+
+def test_the_grace_is_waited_for(lake: Lake, run: OptoutRun) -> None:
+    before = snapshot(lake.root)
+    week = run.model_copy(update={"grace_days": 7.0})
+    with pytest.raises(InputError, match="its grace is not over"):
+        remove(lake, week)
+    assert snapshot(lake.root) == before
+    assert remove(lake, week, now=lambda: datetime.now(UTC) + timedelta(days=8)).removed
+
+
+def test_nothing_is_removed_as_long_as_something_uses_an_old_part(lake: Lake, run: OptoutRun) -> None:
+    claimed = lake.claim("set", "v3")
+    objects.create_bytes(claimed, b"{}")
+    before = snapshot(lake.root)
+    with pytest.raises(InputError, match="claimed and not assembled"):
+        remove(lake, run)
+    assert {name: each for name, each in snapshot(lake.root).items() if "removing.json" not in name} == before
+    objects.delete_object(claimed)
+    assert remove(lake, run).removed
+
+
+def test_a_request_that_does_not_erase_or_is_not_erased_yet_is_refused(lake: Lake, run: OptoutRun) -> None:
+    query = next(each.id for each in standings(lake) if each.action == Action.QUERY)
+    with pytest.raises(InputError, match="it asks to query"):
+        remove(lake, OptoutRun(request=query))
+    objects.delete_object(lake.optout_erasing(run.request, 1))
+    with pytest.raises(InputError, match="its parts are not erased yet"):
+        remove(lake, run)
+
+
+def test_what_may_not_be_removed_is_named_and_nothing_is_proved(lake: Lake, run: OptoutRun) -> None:
+    uri = f"{lake.optout_inbox()}/exclude/somebody/their.jpg"
+    objects.create_bytes(uri, pictures()[ORIGINAL])
+    with pytest.raises(CorruptError, match=r"their\.jpg: .* was found that may not be there"):
+        remove(lake, run)
+    assert not objects.exists(lake.optout_receipt(run.request, "erase"))
+    objects.delete_object(uri)
+    assert remove(lake, run).removed
