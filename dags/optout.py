@@ -102,7 +102,7 @@ def optout() -> None:
             task_id="grace",
             target_time=OVER,
             timeout=timedelta(days=400).total_seconds(),
-            execution_timeout=None,  # it would end the wait
+            execution_timeout=timedelta(days=400),  # of the wait, too
         ),
         stage_task(
             "optout_remove",
@@ -163,6 +163,9 @@ def optout_watch() -> None:
 
         return forget_what_is_over()
 
+    watch()
+    forget()
+
     @task
     def unproved() -> list[dict[str, Any]]:
         """What applies for an hour and has no receipt; one `conf` a request."""
@@ -173,8 +176,6 @@ def optout_watch() -> None:
     TriggerDagRunOperator.partial(
         task_id="prove_again", trigger_dag_id="optout", skip_when_already_exists=True
     ).expand_kwargs(unproved().map(lambda each: {"conf": {"request": each["request"]}, "trigger_run_id": each["run"]}))
-    watch()
-    forget()
 
 
 optout()

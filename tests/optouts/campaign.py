@@ -17,11 +17,12 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 from smalti import objects
 from smalti.lake import Lake
@@ -286,8 +287,10 @@ def without_loader() -> None:
     from tests.optouts.test_proof import selected
     from tests.release.test_verify import kept_ids
 
-    stages.prove_request = functools.partial(prove, read=selected)
-    verification.read_ids = kept_ids
+    patched: Any = stages
+    patched.prove_request = functools.partial(prove, read=selected)
+    patched = verification
+    patched.read_ids = kept_ids
 
 
 def run(lake: Lake, chance: random.Random, kills: int) -> Counter[str]:
@@ -336,7 +339,7 @@ def run(lake: Lake, chance: random.Random, kills: int) -> Counter[str]:
     return killed
 
 
-def _deaths(chance: random.Random, kills: int) -> Sequence[Kill]:
+def _deaths(chance: random.Random, kills: int) -> Iterator[Kill]:
     for _ in range(kills):
         if chance.random() < 0.7:
             yield Kill(changes=chance.randint(1, 9), after=chance.random() < 0.5)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import lance  # noqa: TID253
 import pytest
 
+from smalti.images.fingerprint import fingerprint
 from smalti.lake import Lake
-from smalti.optouts import tables as module
 from smalti.optouts.ledger import resolve, settle, state
 from smalti.optouts.ledger_rows import read_matched
 from smalti.optouts.preview import preview, read_preview
@@ -95,7 +95,7 @@ def test_what_is_dropped_as_it_comes_has_its_copies_in_older_parts_opted_out(lak
     assert settle(lake) == position
     watch = load_watch(lake)
     assert watch is not None
-    again = module.fingerprint(picture(1, 900, 900))
+    again = fingerprint(picture(1, 900, 900))
     assert watch.knows(again, 900, 900)
 
 

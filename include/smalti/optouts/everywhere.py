@@ -44,8 +44,8 @@ def match_everywhere(lake: Lake, parts: Mapping[str, Part], request: Request) ->
     """
     seen: list[Matched] = []
 
-    def match(lake: Lake, some: Sequence[Part], asked: Sequence[Request], known: pa.Table | None = None) -> Matched:
-        found = match_parts(lake, some, asked, known, near=0) if seen else match_parts(lake, some, asked, known)
+    def match(lake: Lake, parts: Sequence[Part], requests: Sequence[Request], known: pa.Table | None = None) -> Matched:
+        found = match_parts(lake, parts, requests, known, near=0) if seen else match_parts(lake, parts, requests, known)
         seen.append(found)
         return found
 

@@ -73,7 +73,8 @@ def _drop(uri: str, batch: str, marker: str, watch: Shared[Watch]) -> int:
 
 def _look(task: _Task) -> list[tuple[str, str]]:
     """id and sha256 of rows that are asked back."""
-    watch, found = task.watch.get(), []
+    watch = task.watch.get()
+    found: list[tuple[str, str]] = []
     table = store.open_table(task.table, task.version)
     with store.lance_errors(task.table):
         batches = table.scanner(
