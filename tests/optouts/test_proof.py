@@ -132,7 +132,7 @@ def test_what_a_step_failed_to_match_is_found_because_keys_are_matched_anew(rele
     assert table is not None
     shutil.rmtree(table)  # tables know nothing of it, either
     resolve(released, [request], match=blind)
-    with pytest.raises(CorruptError, match=r"demo/2.jpg is in .* which snapshot 1 lacks"):
+    with pytest.raises(CorruptError, match=r"a matched sample is in .* which snapshot 1 lacks"):
         proved(released, request)
 
 

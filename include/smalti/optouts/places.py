@@ -72,7 +72,7 @@ class Places:
             if shard not in named:
                 named[shard] = frozenset(snapshot.shards.get(shard, ()))
             if index not in named[shard]:
-                faults.append(f"{name} is in {shard} at {index}, which snapshot {snapshot.position} lacks")
+                faults.append(f"a matched sample is in {shard} at {index}, which snapshot {snapshot.position} lacks")
         self.ids |= frozenset(placed["id"].to_pylist())
         return faults
 
