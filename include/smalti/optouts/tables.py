@@ -17,7 +17,7 @@ from smalti.lake import Lake
 from smalti.optouts.match import match_rows, table_of
 from smalti.optouts.matched import KEY, MATCHED
 from smalti.optouts.request import Request
-from smalti.shards.samples import KEYS, SCHEMA, THUMBNAIL, keys_of
+from smalti.shards.samples import KEYS, SCHEMA, THUMBNAIL, check_thumbnails, keys_of
 from smalti.table.store import lance_errors, open_table
 
 _ENDING = ".lance"
@@ -105,7 +105,9 @@ class TableReader:
         for at in range(0, len(taken), step):
             some = taken[at : at + step]
             if some.any():
-                column = pl.DataFrame(pl.from_arrow(self._table(part, ["colour"], start + at, len(some))))["colour"]
+                table = self._table(part, ["colour"], start + at, len(some))
+                check_thumbnails(table["colour"], self.fragments[part][0])
+                column = pl.DataFrame(pl.from_arrow(table))["colour"]
                 data = b"".join(column.filter(pl.Series(some)).fill_null(bytes(THUMBNAIL)))
                 found.append(np.frombuffer(data, np.uint8).reshape(-1, THUMBNAIL))
         return np.concatenate(found)
