@@ -13,7 +13,12 @@ from smalti.images.fingerprint import Fingerprint, same_picture
 from smalti.shards.samples import THUMBNAIL
 
 STEEP = bytes([64, 144] * 25)[:49] + bytes([110] * 50)
-"""A thumbnail of steep steps: of this and the same some levels brighter only neighbours agree."""
+"""A thumbnail of steep steps."""
+
+
+def brighter(levels: int) -> bytes:
+    """STEEP by so many levels, and by twice as many in chroma: only neighbours agree."""
+    return bytes(each + levels * (1 + (place >= 49)) for place, each in enumerate(STEEP))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from smalti.curation.near import may_repeat
 from smalti.images.fingerprint import Fingerprint, fingerprint
 from smalti.shards.samples import THUMBNAIL
 from tests.curation import pairwise
-from tests.curation.pairwise import STEEP, Copy, columns, is_copy
+from tests.curation.pairwise import STEEP, Copy, brighter, columns, is_copy
 from tests.support.pictures import picture
 
 BASE = fingerprint(picture(1))
@@ -90,7 +90,7 @@ def test_flat_pictures_are_copies_only_if_their_bytes_are_equal() -> None:
 
 def lighter(levels: int) -> Fingerprint:
     """BASE with other colours: neighbours agree."""
-    return replace(BASE, colour=bytes(each + levels for each in STEEP))
+    return replace(BASE, colour=brighter(levels))
 
 
 def test_a_chain_of_look_alikes_is_not_merged_but_a_label_follows_it() -> None:
@@ -116,7 +116,7 @@ def print_of(base: int, flips: list[int], level: int, spot: int, flat: bool) -> 
     phash = HASHES[base]
     for bit in flips:
         phash ^= 1 << bit
-    colour = bytearray(each + level for each in STEEP)
+    colour = bytearray(brighter(level))
     colour[7] += spot
     return Fingerprint(phash, bytes(colour), flat, 0)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import statistics
 from collections.abc import Callable
 
 import numpy as np
@@ -172,8 +173,8 @@ def _agree(one: list[int], other: list[int]) -> bool:
     step = min(_step(one), _step(other))
     luma = [abs(x - y) for x, y in zip(one[:49], other[:49], strict=True)]
     chroma = [abs(x - y) for x, y in zip(one[49:], other[49:], strict=True)]
-    in_all = math.sqrt(sum(each * each for each in luma) / 49)
-    return max(luma) <= 1.2 + 0.03 * step and in_all <= 0.45 + 0.008 * step and max(chroma) <= 2
+    spread = statistics.pstdev(x - y for x, y in zip(one[:49], other[:49], strict=True))
+    return max(luma) <= 1.2 + 0.04 * step and spread <= 0.4 + 0.008 * step and max(chroma) <= 2
 
 
 def _step(colour: list[int]) -> float:
@@ -188,7 +189,7 @@ def test_what_is_near_is_within_the_bounds_and_their_regions() -> None:
     first = np.clip(128 + np.cumsum(rng.normal(0, 6, (4000, 99)), 1), 20, 235).astype(np.uint8)
     chain = [first]
     for _ in range(3):
-        chance = rng.integers(-2, 3, first.shape) * (rng.random(first.shape) < 0.3)
+        chance = rng.integers(-1, 2, first.shape) * (rng.random(first.shape) < 0.2)
         chain.append((chain[-1].astype(int) + chance).astype(np.uint8))
     kept = np.all([colours_agree_pairs(one, other) for one, other in itertools.pairwise(chain)], 0)
     chain = [each[kept] for each in chain]
@@ -240,12 +241,11 @@ def test_the_thumbnail_holds_luma_then_cb_then_cr_row_by_row() -> None:
 
 
 def test_a_cell_takes_a_pixel_that_it_shares_by_its_share() -> None:
-    """256 pixels are 7 cells of 36.57 and 5 of 51.2: Pillow's BOX weighs them alike, and rounds to 8 bits what it is given as 8 bits."""
-    pixels = np.random.default_rng(5).integers(0, 256, (256, 256), np.uint8)
-    grey = Image.fromarray(pixels)
-    colour = np.frombuffer(fingerprint(grey.convert("RGB")).colour, np.uint8)
-    boxes = np.asarray(grey.convert("F").resize((7, 7), Image.Resampling.BOX))
-    assert np.abs(colour[:49].reshape(7, 7) - boxes).max() <= 0.51
+    """256 pixels are 7 cells of 36.57: as if each pixel were 7 x 7 smaller ones."""
+    pixels = np.random.default_rng(5).integers(0, 256, (256, 256)).astype(np.uint8)
+    colour = np.frombuffer(fingerprint(Image.fromarray(pixels).convert("RGB")).colour, np.uint8)
+    smaller = pixels.repeat(7, 0).repeat(7, 1).reshape(7, 256, 7, 256)
+    assert (colour[:49].reshape(7, 7) == np.rint(smaller.mean((1, 3)))).all()
     assert (colour[49:] == 128).all()
 
 

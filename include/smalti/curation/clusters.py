@@ -1,7 +1,7 @@
 """Which samples hang together by copies of copies, without comparing all pairs of a large group.
 
-Each difference that the rule looks at is a metric, or bounded by one (bits, log ratio, largest and root-mean-square difference of
-thumbnails). So a group is first covered by stars: a centre, and what is within the rule of it. Two stars can be joined by a pair of their members
+Each difference that the rule looks at is a metric, or bounded by one (bits, log ratio, largest difference of
+thumbnails and its spread). So a group is first covered by stars: a centre, and what is within the rule of it. Two stars can be joined by a pair of their members
 only if their centres are within three times the rule, and by a member only if it is within twice the rule of the other centre.
 What may be near is looked up by the sums over twelve regions of the thumbnail, four of each plane (a k-d tree): these differ by no more in all than
 the thumbnails do. So a cluster of n costs about n comparisons, and n pictures of one hash that have nothing else in common cost

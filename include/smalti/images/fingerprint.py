@@ -46,14 +46,14 @@ more, pages of text 0.48, shapes on white 0.68, photographs of a thing cut out o
 FLAT_UNSTABLE = 16
 """Unstable bits that a picture may have. Photographs and their crops measured: 11 at most; half of the gradients 32 and more."""
 
-LUMA_ALWAYS, LUMA_SHARE = 1.2, 0.03
+LUMA_ALWAYS, LUMA_SHARE = 1.2, 0.04
 """Two thumbnails may differ by this many levels of luma in any cell, and by this share of the step between neighbouring cells
 (root mean square, the smoother picture's): a frame that moved by a little changes each cell by a share of that step, and a
 smooth picture by little, but what an encoder loses hardly depends on it."""
 
-ALL_ALWAYS, ALL_SHARE = 0.45, 0.008
-"""The same for all cells together (root mean square): where a frame moved many cells change by a level, in a copy the few do that were
-about to be rounded the other way."""
+SPREAD_ALWAYS, SPREAD_SHARE = 0.4, 0.008
+"""The same for how these differences spread (standard deviation over the cells): where a frame moved many cells change by a level, some up and
+some down; in a copy the few do that were about to be rounded the other way, or all of a smooth picture are brighter by one."""
 
 CHROMA = 2
 """Levels by which any cell may differ in Cb or Cr; catches other colours of equal luminance, also of a small thing."""
@@ -164,8 +164,8 @@ def _agree(a: Thumbnails, b: Thumbnails) -> npt.NDArray[np.bool_]:
     agree = np.asarray((largest <= _HOPELESS) & (apart[:, _LUMA_END:].max(1) <= CHROMA))
     doubt = np.flatnonzero(agree & (largest > 0))
     step = np.minimum(_steps(a[doubt]), _steps(b[doubt]))
-    in_all = _root_mean_square(apart[doubt, :_LUMA_END])
-    agree[doubt] = (largest[doubt] <= LUMA_ALWAYS + LUMA_SHARE * step) & (in_all <= ALL_ALWAYS + ALL_SHARE * step)
+    spread = _spread(a[doubt], b[doubt])
+    agree[doubt] = (largest[doubt] <= LUMA_ALWAYS + LUMA_SHARE * step) & (spread <= SPREAD_ALWAYS + SPREAD_SHARE * step)
     return agree
 
 
@@ -176,11 +176,11 @@ class ColourBounds:
 
     Attributes:
         luma: levels in any cell.
-        in_all: root mean square over the cells of luma, levels.
+        spread: standard deviation over the cells of luma, levels.
     """
 
     luma: float
-    in_all: float
+    spread: float
 
     @classmethod
     def of(cls, thumbnails: Thumbnails) -> ColourBounds:
@@ -188,20 +188,19 @@ class ColourBounds:
         steepest = max((float(_steps(block).max()) for block in _blocks(thumbnails)), default=0.0)
         return cls(
             LUMA_ALWAYS + LUMA_SHARE * steepest + _SLACK,
-            ALL_ALWAYS + ALL_SHARE * steepest + _SLACK,
+            SPREAD_ALWAYS + SPREAD_SHARE * steepest + _SLACK,
         )
 
     @property
     def regions(self) -> float:
-        """Of the summed differences of `colour_regions`: as many cells as there are, each by its root mean square at most."""
-        return self.in_all * LUMA_CELLS**2 + CHROMA * 2 * CHROMA_CELLS**2 / _CHROMA_PARTS + _SLACK
+        """Of the summed differences of `colour_regions`."""
+        return self.luma * LUMA_CELLS**2 + CHROMA * 2 * CHROMA_CELLS**2 / _CHROMA_PARTS + _SLACK
 
     def within(self, a: Thumbnails, b: Thumbnails, scale: int) -> npt.NDArray[np.bool_]:
         """Whether pairs differ by no more than `scale` times this: uint8 (n, THUMBNAIL) twice -> bool (n,)."""
         apart = np.maximum(a, b) - np.minimum(a, b)
-        luma = apart[:, :_LUMA_END]
-        near = (luma.max(1) <= scale * self.luma) & (apart[:, _LUMA_END:].max(1) <= scale * CHROMA)
-        return np.asarray(near & (_root_mean_square(luma) <= scale * self.in_all))
+        near = (apart[:, :_LUMA_END].max(1) <= scale * self.luma) & (apart[:, _LUMA_END:].max(1) <= scale * CHROMA)
+        return np.asarray(near & (_spread(a, b) <= scale * self.spread))
 
 
 def colour_regions(thumbnails: Thumbnails) -> npt.NDArray[np.float64]:
@@ -224,7 +223,7 @@ _LUMA_END = LUMA_CELLS**2
 """Where a thumbnail's luma ends."""
 
 _CHROMA_PARTS = 4
-"""Chroma may differ in all cells by as much as in one, unlike luma: undivided it would say little about what is near."""
+"""So that luma, which tells more about what is near, counts for more than chroma."""
 
 _PLANES = (
     (0, LUMA_CELLS, 1),
@@ -243,10 +242,11 @@ _HOPELESS = math.ceil(LUMA_ALWAYS + LUMA_SHARE * 255 * math.sqrt(2))
 """Levels: luma cannot differ by more and agree, as no step is above 255 on an axis."""
 
 
-def _root_mean_square(apart: Thumbnails) -> npt.NDArray[np.float64]:
-    """Of each row; (n, k) -> (n,)."""
-    squares = np.einsum("nk,nk->n", apart, apart, dtype=np.int64, casting="unsafe")
-    return np.asarray(np.sqrt(squares / apart.shape[1]), np.float64)
+def _spread(a: Thumbnails, b: Thumbnails) -> npt.NDArray[np.float64]:
+    """The standard deviation over cells of how their luma differs, levels; (n, THUMBNAIL) twice -> (n,)."""
+    apart = a[:, :_LUMA_END].astype(np.int32) - b[:, :_LUMA_END]
+    squares, total = np.einsum("nk,nk->n", apart, apart), apart.sum(1, dtype=np.int32)
+    return np.asarray(np.sqrt(_LUMA_END * squares - total * total) / _LUMA_END, np.float64)
 
 
 def _steps(thumbnails: Thumbnails) -> npt.NDArray[np.float64]:
