@@ -160,12 +160,12 @@ def test_many_pairs_of_thumbnails_are_judged_like_each() -> None:
     shift = rng.integers(-12, 13, (count, 99)) * (rng.random((count, 1)) < 0.3) + rng.integers(-3, 4, (count, 99))
     shift[:, 49:] = rng.integers(-2, 3, (count, 50)) + (rng.random((count, 50)) < 0.003)
     shift = np.where(rng.random((count, 99)) < rng.random((count, 1)), shift, 0)
-    a, b = a.astype(np.uint8), np.clip(a + shift, 0, 255).astype(np.uint8)
-    expected = [_agree(one.tolist(), other.tolist()) for one, other in zip(a, b, strict=True)]
+    ones, others = a.astype(np.uint8), np.clip(a + shift, 0, 255).astype(np.uint8)
+    expected = [_agree(one.tolist(), other.tolist()) for one, other in zip(ones, others, strict=True)]
     assert 1000 < sum(expected) < 8000
-    assert colours_agree_pairs(a, b).tolist() == colours_agree_pairs(b, a).tolist() == expected
-    assert all(colours_agree(a[i].tobytes(), b[i].tobytes()) == expected[i] for i in range(0, count, 90))
-    assert colours_agree_pairs(a[:0], b[:0]).shape == (0,)
+    assert colours_agree_pairs(ones, others).tolist() == colours_agree_pairs(others, ones).tolist() == expected
+    assert all(colours_agree(ones[i].tobytes(), others[i].tobytes()) == expected[i] for i in range(0, count, 90))
+    assert colours_agree_pairs(ones[:0], others[:0]).shape == (0,)
 
 
 def _agree(one: list[int], other: list[int]) -> bool:
