@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from smalti.accounting import Accounted
 from smalti.config import Columns, Dataset, Drops, Duplicates, Encoding, Source
-from smalti.images.fingerprint import BITS
+from smalti.images.fingerprint import BITS, THUMBNAIL
 from smalti.lake import Lake
 from smalti.objects import create_bytes, local_path
 from smalti.settings import ReleaseRun
@@ -143,11 +143,11 @@ _HEX = np.array([list(f"{value:02x}".encode()) for value in range(256)], np.uint
 
 @functools.cache
 def _pools() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Every run of 192 bytes of 64 MiB of levels 1 to 253 and of 16 MiB of noise 0 to 1: shape (.., 192), without copies."""
+    """Every run of THUMBNAIL bytes of 64 MiB of levels 1 to 253 and of 16 MiB of noise 0 to 1: shape (.., THUMBNAIL), without copies."""
     chance = np.random.default_rng(0)
     levels, noise = chance.integers(1, 254, 1 << 26, np.uint8), chance.integers(0, 2, 1 << 24, np.uint8)
     view = np.lib.stride_tricks.sliding_window_view
-    return view(levels, 192), view(noise, 192)
+    return view(levels, THUMBNAIL), view(noise, THUMBNAIL)
 
 
 def _texts(data: npt.NDArray[np.uint8], kind: Any) -> Any:

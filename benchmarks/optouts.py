@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.dedup import PART, SOURCES, Ints, Planted, in_a_process, make_lake, mix, share
+from smalti.images.fingerprint import THUMBNAIL
 from smalti.lake import Lake
 from smalti.optouts.keys import Key, KeyKind, Print, key_of
 from smalti.optouts.request import Action, Request, ordered
@@ -96,7 +97,7 @@ def _sha256(row: int, total: int) -> str:
 def _image(row: int, total: int) -> Key:
     """The picture of a row, encoded once more: other bytes, a level's difference in some colours."""
     planted = Planted.rows(row, row + 1, total, DISTANCE)
-    colour = np.minimum(planted.colour()[0] + (np.arange(192) % 2 == 0), 255).astype(np.uint8)
+    colour = np.minimum(planted.colour()[0] + (np.arange(THUMBNAIL) % 2 == 0), 255).astype(np.uint8)
     width, height = (int(each[0]) for each in planted.ratio())
     print_ = Print(
         phash=int(planted.phash(DISTANCE)[0]), colour=colour.tobytes().hex(), flat=False, width=width, height=height

@@ -24,7 +24,7 @@ from smalti.release.manifest import Manifest, beside, read_manifest, read_skip_f
 from smalti.release.optouts import newest_position, read_snapshot
 from smalti.release.skips import Model
 from smalti.shards.part import Part, batch_orders, committed_parts
-from smalti.shards.samples import SCHEMA
+from smalti.shards.samples import AGAIN, SCHEMA
 
 _THREADS = 16
 """samples.parquet files looked at at once: a source of a year has hundreds."""
@@ -233,6 +233,8 @@ def _copies(lake: Lake, row: dict[str, Any]) -> Iterator[Copy]:
 
 
 def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    if len(one["colour"]) != len(other["colour"]):
+        raise InputError("one of two samples of one hash was fingerprinted by an older smalti", other["shard"], AGAIN)
     a, b = (Fingerprint(**{name: row[name] for name in _PRINT}) for row in (one, other))
     return same_picture(a, b) and ratios_close(one["width"], one["height"], other["width"], other["height"])
 

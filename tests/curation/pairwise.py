@@ -10,6 +10,15 @@ import numpy as np
 
 from smalti.curation.copies import ASPECT_TOLERANCE, Copies
 from smalti.images.fingerprint import Fingerprint, same_picture
+from smalti.shards.samples import THUMBNAIL
+
+STEEP = bytes([64, 144] * 25)[:49] + bytes([110] * 50)
+"""A thumbnail of steep steps."""
+
+
+def brighter(levels: int) -> bytes:
+    """STEEP by so many levels, and by twice as many in chroma: only neighbours agree."""
+    return bytes(each + levels * (1 + (place >= 49)) for place, each in enumerate(STEEP))
 
 
 @dataclass(frozen=True)
@@ -120,7 +129,9 @@ def columns(samples: Sequence[Copy]) -> Copies:
 
     sha256 = {each: number for number, each in enumerate(dict.fromkeys(sample.sha256 for sample in samples))}
     prints = [sample.fingerprint for sample in samples]
-    colour = np.array([list(each.colour) if each else [0] * 192 for each in prints], np.uint8).reshape(-1, 192)
+    colour = np.array([list(each.colour) if each else [0] * THUMBNAIL for each in prints], np.uint8).reshape(
+        -1, THUMBNAIL
+    )
     return Copies(
         id=pl.Series("id", [sample.id for sample in samples], pl.String),
         priority=np.array([sample.priority for sample in samples], np.int64),

@@ -19,7 +19,7 @@ from smalti.errors import CorruptError, InputError
 from smalti.lake import Lake
 from smalti.reasons import Label, SkipReason
 from smalti.settings import ReleaseRun
-from smalti.shards.samples import decode_samples
+from smalti.shards.samples import THUMBNAIL, decode_samples
 from smalti.shards.stage import shard
 from tests.support.pictures import Row, picture, release_run, source_run, stored, write_table
 
@@ -231,7 +231,7 @@ def test_reasons_are_declared_as_the_settings_use_them() -> None:
 
 
 SAMPLE: dict[str, Any] = {
-    "id": "s/0", "source": "s", "sha256": "0", "phash": 1, "colour": bytes(192), "flat": True, "unstable": 0, "width": 600,
+    "id": "s/0", "source": "s", "sha256": "0", "phash": 1, "colour": bytes(THUMBNAIL), "flat": True, "unstable": 0, "width": 600,
     "height": 600, "tier": 512, "label": "visual", "caption_ok": True, "captioner": "rules", "licence": None, "order": 0,
     "classifier": "minilm", "ar": "1.000", "shard": "s/p/512/1.000/shard.00000.mds", "index": 0,
 }  # fmt: skip

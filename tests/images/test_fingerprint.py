@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
+import statistics
 from collections.abc import Callable
 
 import numpy as np
@@ -12,7 +14,9 @@ from PIL import Image
 
 from smalti.images.decode import decode
 from smalti.images.fingerprint import (
+    ColourBounds,
     Fingerprint,
+    colour_regions,
     colours_agree,
     colours_agree_pairs,
     fingerprint,
@@ -76,7 +80,7 @@ def test_a_colour_variant_of_equal_luminance_is_another_picture(photos: Photos) 
 
 def test_one_recoloured_thing_makes_another_picture(photos: Photos) -> None:
     original = photos["coffee.png"]
-    thing = (200, 150, 280, 230)  # 80 px of 600: one cell of the thumbnail
+    thing = (200, 150, 280, 230)  # 80 px of 600: as large as a cell of chroma
     variants = []
     for colour in ((200, 60, 60), (20, 144, 63)):  # equal in BT.601 luma
         variant = original.copy()
@@ -131,38 +135,71 @@ def test_shapes_on_white_never_merge() -> None:
 
 
 def test_the_rule_needs_hash_and_colour_and_content() -> None:
-    colour = bytes(range(192))
+    colour = bytes(range(99))
     one = Fingerprint(0xF0F0, colour, flat=False, unstable=0)
     assert same_picture(one, Fingerprint(0xF0F0, colour, flat=False, unstable=9))
     assert not same_picture(one, Fingerprint(0xF0F1, colour, flat=False, unstable=0))
     assert not same_picture(one, Fingerprint(0xF0F0, colour, flat=True, unstable=0))
-    assert not same_picture(one, Fingerprint(0xF0F0, bytes(192), flat=False, unstable=0))
+    assert not same_picture(one, Fingerprint(0xF0F0, bytes(99), flat=False, unstable=0))
 
 
 def test_a_distance_forgives_bits_and_nothing_else() -> None:
-    colour = bytes(range(192))
+    colour = bytes(range(99))
     one = Fingerprint(0xF0F0, colour, flat=False, unstable=0)
     two_bits = Fingerprint(0xF0F3, colour, flat=False, unstable=0)
     assert [same_picture(one, two_bits, distance=d) for d in range(4)] == [False, False, True, True]
     assert not same_picture(one, Fingerprint(0xF0F3, colour, flat=True, unstable=0), distance=2)
-    assert not same_picture(one, Fingerprint(0xF0F3, bytes(192), flat=False, unstable=0), distance=2)
+    assert not same_picture(one, Fingerprint(0xF0F3, bytes(99), flat=False, unstable=0), distance=2)
 
 
 def test_many_pairs_of_thumbnails_are_judged_like_each() -> None:
     rng = np.random.default_rng(7)
-    a = rng.integers(0, 256, (9000, 192)).astype(np.uint8)
-    shift = rng.integers(-13, 14, (9000, 192)) * (rng.random((9000, 1)) < 0.5) + rng.integers(-3, 4, (9000, 192))
-    shift *= rng.random((9000, 192)) < rng.random((9000, 1))
-    b = np.clip(a + shift, 0, 255).astype(np.uint8)
-    luma, other = (each.reshape(-1, 8, 8, 3) @ (0.299, 0.587, 0.114) for each in (a, b))
-    steps = [np.hypot(*(np.sqrt((np.diff(y, axis=k) ** 2).mean((1, 2))) for k in (1, 2))) for y in (luma, other)]
-    apart = (a.astype(float) - b).reshape(-1, 64, 3)
-    chroma = np.abs(apart @ np.array([[-0.169, -0.331, 0.5], [0.5, -0.419, -0.081]]).T).max((1, 2))
-    expected = (np.abs(luma - other).max((1, 2)) <= 1.2 + 0.03 * np.minimum(*steps)) & (chroma <= 2.5)
-    assert 1000 < expected.sum() < 8000
-    assert (colours_agree_pairs(a, b) == expected).all()
-    assert all(colours_agree(a[i].tobytes(), b[i].tobytes()) == expected[i] for i in range(0, 9000, 90))
-    assert colours_agree_pairs(a[:0], b[:0]).shape == (0,)
+    count = 9000
+    a = rng.integers(0, 256, (count, 99))
+    a[::2] = 100 + (a[::2] - 128) // 8  # smoother ones
+    shift = rng.integers(-12, 13, (count, 99)) * (rng.random((count, 1)) < 0.3) + rng.integers(-3, 4, (count, 99))
+    shift[:, 49:] = rng.integers(-2, 3, (count, 50)) + (rng.random((count, 50)) < 0.003)
+    shift = np.where(rng.random((count, 99)) < rng.random((count, 1)), shift, 0)
+    ones, others = a.astype(np.uint8), np.clip(a + shift, 0, 255).astype(np.uint8)
+    expected = [_agree(one.tolist(), other.tolist()) for one, other in zip(ones, others, strict=True)]
+    assert 1000 < sum(expected) < 8000
+    assert colours_agree_pairs(ones, others).tolist() == colours_agree_pairs(others, ones).tolist() == expected
+    assert all(colours_agree(ones[i].tobytes(), others[i].tobytes()) == expected[i] for i in range(0, count, 90))
+    assert colours_agree_pairs(ones[:0], others[:0]).shape == (0,)
+
+
+def _agree(one: list[int], other: list[int]) -> bool:
+    """The rule, a cell after another."""
+    step = min(_step(one), _step(other))
+    luma = [abs(x - y) for x, y in zip(one[:49], other[:49], strict=True)]
+    chroma = [abs(x - y) for x, y in zip(one[49:], other[49:], strict=True)]
+    spread = statistics.pstdev(x - y for x, y in zip(one[:49], other[:49], strict=True))
+    return max(luma) <= 1.2 + 0.04 * step and spread <= 0.4 + 0.008 * step and max(chroma) <= 2
+
+
+def _step(colour: list[int]) -> float:
+    down = [(colour[place + 7] - colour[place]) ** 2 for place in range(42)]
+    right = [(colour[place + 1] - colour[place]) ** 2 for place in range(49) if place % 7 < 6]
+    return math.sqrt(sum(down) / 42 + sum(right) / 42)
+
+
+def test_what_is_near_is_within_the_bounds_and_their_regions() -> None:
+    """What agrees is within the bounds, and what is two or three times as far within as many of them: a metric's triangle."""
+    rng = np.random.default_rng(3)
+    first = np.clip(128 + np.cumsum(rng.normal(0, 6, (4000, 99)), 1), 20, 235).astype(np.uint8)
+    chain = [first]
+    for _ in range(3):
+        chance = rng.integers(-1, 2, first.shape) * (rng.random(first.shape) < 0.2)
+        chain.append((chain[-1].astype(int) + chance).astype(np.uint8))
+    kept = np.all([colours_agree_pairs(one, other) for one, other in itertools.pairwise(chain)], 0)
+    chain = [each[kept] for each in chain]
+    assert len(chain[0]) > 100
+    bounds = ColourBounds.of(np.concatenate(chain))
+    for scale in (1, 2, 3):
+        assert bounds.within(chain[0], chain[scale], scale).all()
+        apart = np.abs(colour_regions(chain[0]) - colour_regions(chain[scale])).sum(1)
+        assert (apart <= scale * bounds.regions).all()
+    assert not bounds.within(chain[0], chain[0][::-1], 1).all()
 
 
 def test_unstable_bits_are_counted(prints: dict[str, Fingerprint]) -> None:
@@ -174,7 +211,7 @@ def test_unstable_bits_are_counted(prints: dict[str, Fingerprint]) -> None:
 def test_the_fields_have_their_sizes(prints: dict[str, Fingerprint]) -> None:
     for found in prints.values():
         assert 0 <= found.phash < 1 << 64
-        assert len(found.colour) == 192
+        assert len(found.colour) == 99
 
 
 def test_the_hash_is_the_sign_of_scipys_lowest_frequencies_against_their_median(photos: Photos) -> None:
@@ -193,12 +230,23 @@ def test_the_hash_is_the_sign_of_scipys_lowest_frequencies_against_their_median(
     assert expected.bit_count() == 20
 
 
-def test_the_thumbnail_holds_the_colours_row_by_row() -> None:
-    image = Image.new("RGB", (800, 800), (10, 20, 30))
-    image.paste((200, 100, 50), (0, 700, 100, 800))  # the last row's first cell
-    colour = np.frombuffer(fingerprint(image).colour, np.uint8).reshape(8, 8, 3)
-    assert np.abs(colour[7, 0].astype(int) - (200, 100, 50)).max() <= 2
-    assert colour[0, 0].tolist() == colour[7, 7].tolist() == [10, 20, 30]
+def test_the_thumbnail_holds_luma_then_cb_then_cr_row_by_row() -> None:
+    image = Image.new("RGB", (700, 700), (10, 20, 30))
+    image.paste((200, 100, 50), (0, 500, 200, 700))  # more than the last row's first cell
+    colour = np.frombuffer(fingerprint(image).colour, np.uint8)
+    luma, blue, red = colour[:49].reshape(7, 7), colour[49:74].reshape(5, 5), colour[74:].reshape(5, 5)
+    for place, expected in (((-1, 0), (124, 86, 182)), ((0, 0), (18, 135, 122)), ((-1, -1), (18, 135, 122))):
+        found = [int(plane[place]) for plane in (luma, blue, red)]
+        assert np.abs(np.subtract(found, expected)).max() <= 1
+
+
+def test_a_cell_takes_a_pixel_that_it_shares_by_its_share() -> None:
+    """256 pixels are 7 cells of 36.57: as if each pixel were 7 x 7 smaller ones."""
+    pixels = np.random.default_rng(5).integers(0, 256, (256, 256)).astype(np.uint8)
+    colour = np.frombuffer(fingerprint(Image.fromarray(pixels).convert("RGB")).colour, np.uint8)
+    smaller = pixels.repeat(7, 0).repeat(7, 1).reshape(7, 256, 7, 256)
+    assert (colour[:49].reshape(7, 7) == np.rint(smaller.mean((1, 3)))).all()
+    assert (colour[49:] == 128).all()
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
@@ -209,7 +257,7 @@ def test_hamming_counts_the_differing_bits(a: int, b: int) -> None:
 def test_what_is_no_fingerprint_is_refused() -> None:
     with pytest.raises(ValueError, match="mode L"):
         fingerprint(Image.new("L", (600, 600)))
-    with pytest.raises(ValueError, match="192 bytes"):
-        colours_agree(bytes(192), bytes(64))
+    with pytest.raises(ValueError, match="99 bytes"):
+        colours_agree(bytes(99), bytes(64))
     with pytest.raises(ValueError, match="thumbnails come as"):
-        colours_agree_pairs(np.zeros((3, 192), np.uint8), np.zeros((2, 192), np.uint8))
+        colours_agree_pairs(np.zeros((3, 99), np.uint8), np.zeros((2, 99), np.uint8))

@@ -21,8 +21,8 @@ from smalti.shards.part import Part
 from smalti.shards.samples import SCHEMA, encode_samples
 from smalti.table.fragments import url_host
 
-GREY = bytes([90, 120, 60]) * 64
-"""A thumbnail without a step in it: of this and the same some levels brighter only neighbours agree."""
+GREY = bytes([64, 144] * 25)[:49] + bytes([103]) * 25 + bytes([118]) * 25
+"""A thumbnail of steep steps."""
 
 
 def sha256_of(content: object) -> str:
@@ -30,7 +30,8 @@ def sha256_of(content: object) -> str:
 
 
 def brighter(levels: int, colour: bytes = GREY) -> bytes:
-    return bytes(each + levels for each in colour)
+    """By so many levels, and by twice as many in chroma: only neighbours agree."""
+    return bytes(each + levels * (1 + (place >= 49)) for place, each in enumerate(colour))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from smalti.optouts.matched import MATCHED
 from smalti.optouts.request import Action, Answer, Request, ordered, request_id, submit, write_answer
 from smalti.optouts.resolution import Resolution
 from smalti.optouts.watch import PRINTS, Watch, load_watch
+from smalti.shards.samples import THUMBNAIL
 
 NOW = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
 ROW = {"id": "s/a.jpg", "sha256": "a" * 64, "url": None, "url_host": None, "owner": None}
@@ -102,7 +103,7 @@ def test_a_prefix_ends_at_a_boundary(prefix: str, url: str) -> None:
 
 
 def fingerprint_of(bits: int, shade: int = 100, flat: bool = False) -> Fingerprint:
-    return Fingerprint(bits, bytes([shade] * 192), flat, 0)
+    return Fingerprint(bits, bytes([shade] * THUMBNAIL), flat, 0)
 
 
 pictures = st.tuples(
@@ -159,7 +160,7 @@ def test_a_matched_sample_is_asked_for_by_its_id_and_its_bytes_whatever_its_fing
 
 
 def test_an_image_is_known_by_its_fingerprint_and_holds_no_key_in_plain() -> None:
-    shown = Print(phash=9, colour="64" * 192, flat=False, width=800, height=600)
+    shown = Print(phash=9, colour="64" * THUMBNAIL, flat=False, width=800, height=600)
     watch = Watch.of([Key(kind=KeyKind.IMAGE, value="c" * 64, fingerprint=shown), key_of("owner", "Ann")])
     assert watch.knows(fingerprint_of(9), 400, 300)
     assert not watch.knows(fingerprint_of(9 ^ 7), 400, 300)

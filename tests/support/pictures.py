@@ -22,6 +22,7 @@ from smalti.images.fingerprint import fingerprint
 from smalti.lake import Lake
 from smalti.objects import create_bytes, lance_options
 from smalti.settings import ReleaseRun, SourceRun
+from smalti.shards.samples import THUMBNAIL
 from smalti.table.fragments import url_host
 from smalti.table.schema import caption_columns, label_columns, table_schema
 from smalti.table.store import STORAGE_VERSION
@@ -123,7 +124,7 @@ class Row:
                 print_ = fingerprint(image.convert("RGB"))
             marks = {"phash": print_.phash, "colour": print_.colour, "flat": print_.flat, "unstable": print_.unstable}
         except OSError:
-            marks = {"phash": 1, "colour": bytes(192), "flat": True, "unstable": 0}
+            marks = {"phash": 1, "colour": bytes(THUMBNAIL), "flat": True, "unstable": 0}
         return row | marks | {"tier": bucket.tier, "ar": bucket.ar}
 
 

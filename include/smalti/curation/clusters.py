@@ -1,9 +1,9 @@
 """Which samples hang together by copies of copies, without comparing all pairs of a large group.
 
-Each difference that the rule looks at is a metric, or bounded by one (bits, log ratio, largest and summed difference of
-thumbnails). So a group is first covered by stars: a centre, and what is within the rule of it. Two stars can be joined by a pair of their members
+Each difference that the rule looks at is a metric, or bounded by one (bits, log ratio, largest difference of
+thumbnails and its spread). So a group is first covered by stars: a centre, and what is within the rule of it. Two stars can be joined by a pair of their members
 only if their centres are within three times the rule, and by a member only if it is within twice the rule of the other centre.
-What may be near is looked up by the sums over twelve regions of the thumbnail (a k-d tree): these differ by no more in all than
+What may be near is looked up by the sums over twelve regions of the thumbnail, four of each plane (a k-d tree): these differ by no more in all than
 the thumbnails do. So a cluster of n costs about n comparisons, and n pictures of one hash that have nothing else in common cost
 about n look-ups.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from smalti.curation.copies import Rule
 from smalti.curation.near import Ints, pairs_in_runs, runs
-from smalti.images.fingerprint import colour_bounds
+from smalti.images.fingerprint import ColourBounds, colour_regions
 
 WORK = 20_000_000
 """Comparisons of thumbnails in one group, some 10 s, after which it is taken for one cluster. Only thousands of pictures of one
@@ -86,9 +86,8 @@ class _Group:
 
     def __init__(self, rule: Rule, rows: Ints) -> None:
         self.rule, self.rows, self.work = rule, rows, 0
-        thumbnails = rule.copies.colour[rows].reshape(-1, 2, 4, 2, 4, 3)
-        self.bounds = colour_bounds(rule.copies.colour[rows])
-        self.regions = thumbnails.sum((2, 4), dtype=np.int32).reshape(-1, 12)
+        thumbnails = rule.copies.colour[rows]
+        self.bounds, self.regions = ColourBounds.of(thumbnails), colour_regions(thumbnails)
 
     def stars(self) -> Ints:
         """For each row the place of its centre; centres name themselves."""
@@ -98,7 +97,7 @@ class _Group:
         centre = np.full(len(self.rows), -1)
         for place in range(len(self.rows)):
             if centre[place] < 0:
-                near = np.array(tree.query_ball_point(self.regions[place], self.bounds[1], p=1), np.int64)
+                near = np.array(tree.query_ball_point(self.regions[place], self.bounds.regions, p=1), np.int64)
                 centre[place] = place
                 near = near[centre[near] < 0]
                 if len(near):
@@ -123,7 +122,7 @@ class _Group:
             place = int(centres[one])
             if self.work > WORK:
                 return np.stack([np.full(len(centres), place), centres])
-            near = np.array(tree.query_ball_point(self.regions[place], 3 * self.bounds[1], p=1), np.int64)
+            near = np.array(tree.query_ball_point(self.regions[place], 3 * self.bounds.regions, p=1), np.int64)
             near = near[(near > one) | ~wide[near]]
             for other in np.searchsorted(centres, self._within(place, centres[near], 3)):
                 if _root(parent, int(one)) == _root(parent, int(other)):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smalti.curation.near import Ints, Keys, Mask
-from smalti.images.fingerprint import colours_agree_pairs
+from smalti.images.fingerprint import ColourBounds, colours_agree_pairs
 
 ASPECT_TOLERANCE = 0.02
 """Largest relative difference of width/height between copies. Resizing rounds each side to a pixel, which is 0.4 % for the
@@ -21,7 +21,7 @@ smallest pictures that are kept (272x544); the nearest ratios that photographs a
 
 
 _PAIRS = 1 << 16
-"""Pairs of thumbnails, the wide part, that are compared at a time: 2 x 12 MiB."""
+"""Pairs of thumbnails, the wide part, that are compared at a time: 2 x 6 MiB."""
 
 
 def ratios_close(width: int, height: int, other_width: int, other_height: int) -> bool:
@@ -94,11 +94,11 @@ class Rule:
         found[rest] = self.look_alike(a[rest], b[rest])
         return found
 
-    def look_alike(self, a: Ints, b: Ints, scale: int = 1, bounds: tuple[float, float] = (0.0, 0.0)) -> Mask:
+    def look_alike(self, a: Ints, b: Ints, scale: int = 1, bounds: ColourBounds | None = None) -> Mask:
         """Whether two differ by no more than `scale` times what copies may; each of these differences is a metric.
 
         Args:
-            bounds: for a scale above 1, `colour_bounds` of the pictures among which copies are looked for.
+            bounds: of the pictures among which copies are looked for; wanted for a scale above 1.
         """
         copies = self.copies
         close = copies.hashed[a] & copies.hashed[b]
@@ -111,7 +111,7 @@ class Rule:
         def agree(start: int) -> Mask:
             some = rest[start : start + _PAIRS]
             colours = colour[a[some]], colour[b[some]]
-            return colours_agree_pairs(*colours) if scale == 1 else _near(*colours, scale, bounds)
+            return colours_agree_pairs(*colours) if scale == 1 or bounds is None else bounds.within(*colours, scale)
 
         for start, agreed in zip(range(0, len(rest), _PAIRS), _on_all_cores(agree, len(rest)), strict=True):
             close[rest[start : start + _PAIRS]] = agreed
@@ -125,9 +125,3 @@ def _on_all_cores(work: Callable[[int], Mask], count: int) -> Iterator[Mask]:
         return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield from pool.map(work, range(0, count, _PAIRS))
-
-
-def _near(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8], scale: int, bounds: tuple[float, float]) -> Mask:
-    apart = np.maximum(a, b) - np.minimum(a, b)
-    one, every = bounds
-    return np.asarray((apart.max(1, initial=0) <= scale * one) & (apart.sum(1, dtype=np.uint32) <= scale * every))

@@ -26,7 +26,7 @@ from smalti.shards.samples import THUMBNAIL
 Set = tuple[SkipReason, ...]
 
 AT_ONCE = 12_000_000
-"""Samples that may be copies in one partition: 2.3 GB of thumbnails."""
+"""Samples that may be copies in one partition: 1.2 GB of thumbnails."""
 
 _ENGINES = (SkipReason.CAPTIONER, SkipReason.CLASSIFIER)
 """Who lifts these may serve another sample of an id than the current one."""

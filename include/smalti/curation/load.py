@@ -72,7 +72,7 @@ def read_thumbnails(reader: Rows, rows: Ints) -> Thumbnails:
     """`colour` of some rows (ascending): uint8 (rows, THUMBNAIL).
 
     Raises:
-        CorruptError: one has another size.
+        InputError: they are those of an older smalti.
     """
     found = np.empty((len(rows), THUMBNAIL), np.uint8)
 

@@ -245,7 +245,7 @@ def reading_copies(reader: Reader, keyed: Keyed, priorities: Mapping[str, int]) 
     """The wide columns of some rows, too. Thumbnails are read in the background until somebody asks for them.
 
     Raises:
-        CorruptError: a thumbnail has another size.
+        InputError: the thumbnails are those of an older smalti.
     """
     import polars as pl
 

@@ -19,8 +19,15 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-SIDE, CELLS, THUMB = 256, 32, 8
-"""Pixels of the reduced picture, cells of the hashed one and of the thumbnail; all on each axis."""
+SIDE, CELLS = 256, 32
+"""Pixels of the reduced picture and cells of the hashed one; both on each axis."""
+
+LUMA_CELLS, CHROMA_CELLS = 7, 5
+"""Cells of the thumbnail on each axis. Encoders keep luma better than chroma, and 25 cells still show a thing of a tenth of the side in
+another colour, which 16 do not. Dedup reads the thumbnails of a whole lake, so every byte of them is a hundred megabytes in 1e8 pictures."""
+
+THUMBNAIL = LUMA_CELLS**2 + 2 * CHROMA_CELLS**2
+"""Bytes of a thumbnail: 49 of luma, 25 of Cb, 25 of Cr."""
 
 BITS = 40
 """Frequencies kept, the lowest ones, a bit each. The higher ones are weaker and flip first: with 64 of them 0.915 of the copies at
@@ -39,12 +46,16 @@ more, pages of text 0.48, shapes on white 0.68, photographs of a thing cut out o
 FLAT_UNSTABLE = 16
 """Unstable bits that a picture may have. Photographs and their crops measured: 11 at most; half of the gradients 32 and more."""
 
-LUMA_ALWAYS, LUMA_SHARE = 1.2, 0.03
+LUMA_ALWAYS, LUMA_SHARE = 1.2, 0.04
 """Two thumbnails may differ by this many levels of luma in any cell, and by this share of the step between neighbouring cells
 (root mean square, the smoother picture's): a frame that moved by a little changes each cell by a share of that step, and a
 smooth picture by little, but what an encoder loses hardly depends on it."""
 
-CHROMA = 2.5
+SPREAD_ALWAYS, SPREAD_SHARE = 0.4, 0.008
+"""The same for how these differences spread (standard deviation over the cells): where a frame moved many cells change by a level, some up and
+some down; in a copy the few do that were about to be rounded the other way, or all of a smooth picture are brighter by one."""
+
+CHROMA = 2
 """Levels by which any cell may differ in Cb or Cr; catches other colours of equal luminance, also of a small thing."""
 
 RECOMMENDED_DISTANCE = 2
@@ -58,7 +69,8 @@ Thumbnails = npt.NDArray[np.uint8]
 class Fingerprint:
     """What a picture is recognised by.
 
-    phash: 64 bits, of which 40 say something. colour: 8x8 RGB thumbnail, 192 bytes, row by row. flat: too little in it to be told apart by a hash.
+    phash: 64 bits, of which 40 say something. colour: thumbnail, THUMBNAIL bytes: 7x7 cells of luma, then 5x5 of Cb and
+    5x5 of Cr (BT.601, as JPEG has them), each row by row. flat: too little in it to be told apart by a hash.
     unstable: how many bits of the hash may flip in a copy.
     """
 
@@ -88,7 +100,7 @@ def fingerprint(image: Image.Image) -> Fingerprint:
     if image.mode != "RGB":
         raise ValueError(f"mode {image.mode}: fingerprints are made of RGB, as decode gives it")
     reduced = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR), np.float64)
-    cells = _means(reduced, CELLS) @ _LUMA
+    cells = _means(reduced) @ _LUMA
     low = (_DCT @ cells @ _DCT.T)[_LOWEST]
     low = low.round(6)  # a flat picture has zeros here, and not the rounding errors of one machine
     median = float(np.median(low))
@@ -96,7 +108,7 @@ def fingerprint(image: Image.Image) -> Fingerprint:
     bits = np.zeros(64, np.bool_)
     bits[_PLACES] = low > median
     phash = int.from_bytes(np.packbits(bits).tobytes(), "big")
-    colour = np.rint(_means(reduced, THUMB)).astype(np.uint8).tobytes()
+    colour = _thumbnail(reduced).tobytes()
     flat = float(cells.std()) < FLAT_CONTRAST or unstable >= FLAT_UNSTABLE or _share_of_one_level(reduced) >= FLAT_SHARE
     return Fingerprint(phash, colour, flat, unstable)
 
@@ -119,21 +131,21 @@ def colours_agree(a: bytes, b: bytes) -> bool:
     """Whether two thumbnails are those of one picture; catches colour variants of equal luminance.
 
     Raises:
-        ValueError: not 192 bytes each.
+        ValueError: not THUMBNAIL bytes each.
     """
-    if len(a) != THUMB * THUMB * 3 or len(b) != THUMB * THUMB * 3:
-        raise ValueError(f"thumbnails have {THUMB * THUMB * 3} bytes, not {len(a)} and {len(b)}")
+    if len(a) != THUMBNAIL or len(b) != THUMBNAIL:
+        raise ValueError(f"thumbnails have {THUMBNAIL} bytes, not {len(a)} and {len(b)}")
     return bool(colours_agree_pairs(np.frombuffer(a, np.uint8)[None], np.frombuffer(b, np.uint8)[None])[0])
 
 
 def colours_agree_pairs(a: Thumbnails, b: Thumbnails) -> npt.NDArray[np.bool_]:
-    """`colours_agree` of many pairs of thumbnails: uint8 (n, 192) twice -> bool (n,).
+    """`colours_agree` of many pairs of thumbnails: uint8 (n, THUMBNAIL) twice -> bool (n,).
 
     Raises:
-        ValueError: not of one shape (n, 192).
+        ValueError: not of one shape (n, THUMBNAIL).
     """
-    if a.shape != b.shape or a.ndim != 2 or a.shape[1] != THUMB * THUMB * 3:
-        raise ValueError(f"thumbnails come as two arrays (n, {THUMB * THUMB * 3}), not {a.shape} and {b.shape}")
+    if a.shape != b.shape or a.ndim != 2 or a.shape[1] != THUMBNAIL:
+        raise ValueError(f"thumbnails come as two arrays (n, {THUMBNAIL}), not {a.shape} and {b.shape}")
     agree = np.empty(len(a), np.bool_)
     for start in range(0, len(a), _BLOCK):
         rows = slice(start, start + _BLOCK)
@@ -141,35 +153,84 @@ def colours_agree_pairs(a: Thumbnails, b: Thumbnails) -> npt.NDArray[np.bool_]:
     return agree
 
 
-_BLOCK = 4096  # pairs compared at a time: 15 MB of temporaries, whatever n is
+_BLOCK = 8192  # pairs compared at a time: 15 MB of temporaries, whatever n is
 
 
 def _agree(a: Thumbnails, b: Thumbnails) -> npt.NDArray[np.bool_]:
-    """One block of `colours_agree_pairs`: exact thousandths of a level, so that every machine decides alike."""
-    apart = (np.maximum(a, b) - np.minimum(a, b)).max(1)  # in uint8, no level is lost
-    agree = np.asarray(apart <= 1)  # luma and chroma are then at most one level apart
-    doubt = np.flatnonzero((apart > 1) & (apart <= _HOPELESS))
-    one, other = (each[doubt].astype(np.float32) for each in (a, b))
-    red, green, blue = (one[:, n::3] - other[:, n::3] for n in range(3))
-    luma = np.abs(299 * red + 587 * green + 114 * blue).max(1)
-    chroma = np.maximum(np.abs(500 * blue - 169 * red - 331 * green), np.abs(500 * red - 419 * green - 81 * blue)).max(
-        1
-    )
-    step = np.minimum(_steps(one), _steps(other))
-    agree[doubt] = (luma <= 1000 * LUMA_ALWAYS + LUMA_SHARE * step) & (chroma <= 1000 * CHROMA)
+    """One block of `colours_agree_pairs`. Of whole numbers, so that every machine decides alike: roots and quotients of them are
+    rounded in one way (IEEE 754)."""
+    apart = np.maximum(a, b) - np.minimum(a, b)  # in uint8, no level is lost
+    largest = apart[:, :_LUMA_END].max(1)
+    agree = np.asarray((largest <= _HOPELESS) & (apart[:, _LUMA_END:].max(1) <= CHROMA))
+    doubt = np.flatnonzero(agree & (largest > 0))
+    step = np.minimum(_steps(a[doubt]), _steps(b[doubt]))
+    spread = _spread(a[doubt], b[doubt])
+    agree[doubt] = (largest[doubt] <= LUMA_ALWAYS + LUMA_SHARE * step) & (spread <= SPREAD_ALWAYS + SPREAD_SHARE * step)
     return agree
 
 
-def colour_bounds(thumbnails: Thumbnails) -> tuple[float, float]:
-    """By how many levels any two of these can differ and still agree, in one value and summed over all: uint8 (n, 192).
+@dataclass(frozen=True)
+class ColourBounds:
+    """By how much any two of some thumbnails can differ and still agree. Each is a bound on a metric, so that what is farther than twice
+    of it from a picture is no copy of that picture's copies.
 
-    Each is a bound on a metric, so that what is farther than twice of it from a picture is no copy of that picture's copies. It is
-    the rule turned into R, G and B, with the luma that the steepest of the pictures allows.
+    Attributes:
+        luma: levels in any cell.
+        spread: standard deviation over the cells of luma, levels.
     """
-    steepest = max((float(_steps(block.astype(np.float32)).max()) for block in _blocks(thumbnails)), default=0.0)
-    allowed = np.array([LUMA_ALWAYS + LUMA_SHARE * steepest / 1000, CHROMA, CHROMA])
-    channels = np.abs(np.linalg.inv(_YCBCR)) @ allowed + 1e-6
-    return float(channels.max()), float(channels.sum()) * THUMB * THUMB
+
+    luma: float
+    spread: float
+
+    @classmethod
+    def of(cls, thumbnails: Thumbnails) -> ColourBounds:
+        """The rule with what the steepest of the pictures allows: uint8 (n, THUMBNAIL)."""
+        steepest = max((float(_steps(block).max()) for block in _blocks(thumbnails)), default=0.0)
+        return cls(
+            LUMA_ALWAYS + LUMA_SHARE * steepest + _SLACK,
+            SPREAD_ALWAYS + SPREAD_SHARE * steepest + _SLACK,
+        )
+
+    @property
+    def regions(self) -> float:
+        """Of the summed differences of `colour_regions`."""
+        return self.luma * LUMA_CELLS**2 + CHROMA * 2 * CHROMA_CELLS**2 / _CHROMA_PARTS + _SLACK
+
+    def within(self, a: Thumbnails, b: Thumbnails, scale: int) -> npt.NDArray[np.bool_]:
+        """Whether pairs differ by no more than `scale` times this: uint8 (n, THUMBNAIL) twice -> bool (n,)."""
+        apart = np.maximum(a, b) - np.minimum(a, b)
+        near = (apart[:, :_LUMA_END].max(1) <= scale * self.luma) & (apart[:, _LUMA_END:].max(1) <= scale * CHROMA)
+        return np.asarray(near & (_spread(a, b) <= scale * self.spread))
+
+
+def colour_regions(thumbnails: Thumbnails) -> npt.NDArray[np.float64]:
+    """Twelve numbers a thumbnail, by which those near it can be looked up: sums over quarters, those of chroma divided by _CHROMA_PARTS.
+
+    The differences of two thumbnails' numbers are no more in all than the differences of their cells are, chroma's divided.
+    """
+    found = []
+    for start, cells, parts in _PLANES:
+        plane = thumbnails[:, start : start + cells * cells].reshape(-1, cells, cells).astype(np.int32)
+        middle = [0, (cells + 1) // 2]
+        quarters = np.add.reduceat(np.add.reduceat(plane, middle, axis=1), middle, axis=2)
+        found.append(quarters.reshape(-1, 4) / parts)
+    return np.concatenate(found, 1)
+
+
+_SLACK = 1e-6
+
+_LUMA_END = LUMA_CELLS**2
+"""Where a thumbnail's luma ends."""
+
+_CHROMA_PARTS = 4
+"""So that luma, which tells more about what is near, counts for more than chroma."""
+
+_PLANES = (
+    (0, LUMA_CELLS, 1),
+    (_LUMA_END, CHROMA_CELLS, _CHROMA_PARTS),
+    (_LUMA_END + CHROMA_CELLS**2, CHROMA_CELLS, _CHROMA_PARTS),
+)
+"""Where the cells of Y, Cb and Cr begin, how many there are on each axis, and what their sums are divided by."""
 
 
 def _blocks(thumbnails: Thumbnails) -> Iterator[Thumbnails]:
@@ -177,21 +238,55 @@ def _blocks(thumbnails: Thumbnails) -> Iterator[Thumbnails]:
         yield thumbnails[start : start + _BLOCK]
 
 
-_HOPELESS = math.ceil(LUMA_ALWAYS + LUMA_SHARE * 255 * math.sqrt(2) + 1.772 * CHROMA + 1)
-"""Levels: no value of R, G or B can differ by more where luma and chroma agree (BT.601), as no step is above 255 on an axis."""
+_HOPELESS = math.ceil(LUMA_ALWAYS + LUMA_SHARE * 255 * math.sqrt(2))
+"""Levels: luma cannot differ by more and agree, as no step is above 255 on an axis."""
 
 
-def _steps(thumbnails: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """How steep pictures are: the root mean square of the steps of luma to the next cell, thousandths of a level; (n, 192) -> (n,)."""
-    luma = 299 * thumbnails[:, 0::3] + 587 * thumbnails[:, 1::3] + 114 * thumbnails[:, 2::3]  # exact in float32
-    luma = luma.reshape(-1, THUMB, THUMB)
+def _spread(a: Thumbnails, b: Thumbnails) -> npt.NDArray[np.float64]:
+    """The standard deviation over cells of how their luma differs, levels; (n, THUMBNAIL) twice -> (n,)."""
+    apart = a[:, :_LUMA_END].astype(np.int32) - b[:, :_LUMA_END]
+    squares, total = np.einsum("nk,nk->n", apart, apart), apart.sum(1, dtype=np.int32)
+    return np.asarray(np.sqrt(_LUMA_END * squares - total * total) / _LUMA_END, np.float64)
+
+
+def _steps(thumbnails: Thumbnails) -> npt.NDArray[np.float64]:
+    """How steep pictures are: the root mean square of the steps of luma to the next cell, levels; (n, THUMBNAIL) -> (n,)."""
+    luma = thumbnails[:, :_LUMA_END].reshape(-1, LUMA_CELLS, LUMA_CELLS).astype(np.int32)
     down, right = luma[:, 1:] - luma[:, :-1], luma[:, :, 1:] - luma[:, :, :-1]
-    squares = [np.einsum("nij,nij->n", each, each, dtype=np.float64) / (THUMB * (THUMB - 1)) for each in (down, right)]
-    return np.asarray(np.sqrt(squares[0] + squares[1]), np.float64)
+    squares = np.einsum("nij,nij->n", down, down) + np.einsum("nij,nij->n", right, right)
+    return np.asarray(np.sqrt(squares / (LUMA_CELLS * (LUMA_CELLS - 1))), np.float64)
 
 
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as JPEG
-_YCBCR = np.array([_LUMA, [-0.169, -0.331, 0.5], [0.5, -0.419, -0.081]])  # as `_agree` has it
+
+_Y = np.array([[299.0, 587.0, 114.0]])
+_CBCR = np.array([[-169.0, -331.0, 500.0], [500.0, -419.0, -81.0]])
+"""Thousandths of BT.601's, as JPEG has them: whole numbers."""
+
+
+def _thumbnail(reduced: npt.NDArray[np.float64]) -> Thumbnails:
+    """The mean Y, Cb and Cr of cells, rounded once: all sums are of whole numbers below 2^53, which no order of adding changes."""
+    luma, chroma = _sums(reduced, LUMA_CELLS, _Y), _sums(reduced, CHROMA_CELLS, _CBCR)
+    whole = 1000 * SIDE * SIDE
+    values = np.concatenate([luma.ravel(), chroma.ravel() + 128 * whole]) / whole
+    return np.asarray(np.clip(np.rint(values), 0, 255), np.uint8)
+
+
+def _sums(reduced: npt.NDArray[np.float64], cells: int, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Weighted sums of R, G and B over cells x cells equal parts: (weights, cells, cells), SIDE^2 times the means."""
+    rows = _along(reduced, cells)
+    parts = _along(rows.swapaxes(0, 1), cells).swapaxes(0, 1)
+    return np.asarray(np.moveaxis(parts @ weights.T, 2, 0), np.float64)
+
+
+def _along(values: npt.NDArray[np.float64], cells: int) -> npt.NDArray[np.float64]:
+    """Sums over equal parts of the first axis, SIDE long. A pixel is `cells` units long and a part SIDE of them: where two parts share a
+    pixel each has as many units of it as lie in it."""
+    at, units = np.divmod(np.arange(cells + 1) * SIDE, cells)
+    nothing = np.zeros_like(values[:1])
+    before = np.concatenate([nothing, np.cumsum(values, 0)])[at]
+    shared = np.concatenate([values, nothing])[at]
+    return np.diff(cells * before + units[:, None, None] * shared, axis=0)
 
 
 def _dct_matrix(n: int) -> npt.NDArray[np.float64]:
@@ -218,10 +313,10 @@ _PLACES = (
 )  # from the highest bit down, spread evenly, so that a prefix or a remainder parts them
 
 
-def _means(reduced: npt.NDArray[np.float64], cells: int) -> npt.NDArray[np.float64]:
-    """Averages of cells x cells equal squares, shape (cells, cells, 3)."""
-    step = SIDE // cells
-    return np.asarray(reduced.reshape(cells, step, cells, step, 3).mean((1, 3)), np.float64)
+def _means(reduced: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Averages of CELLS x CELLS equal squares, shape (CELLS, CELLS, 3)."""
+    step = SIDE // CELLS
+    return np.asarray(reduced.reshape(CELLS, step, CELLS, step, 3).mean((1, 3)), np.float64)
 
 
 def _share_of_one_level(reduced: npt.NDArray[np.float64]) -> float:

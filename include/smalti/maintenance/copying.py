@@ -33,7 +33,7 @@ from smalti.shards import mds
 from smalti.shards.part import FailedRow, Part, PartBucket, committed_parts, read_samples_bytes
 from smalti.shards.plan import cut
 from smalti.shards.replacements import Step, append_step, read_log
-from smalti.shards.samples import decode_samples, encode_samples, extra_columns, schema_with
+from smalti.shards.samples import check_thumbnails, decode_samples, encode_samples, extra_columns, schema_with
 from smalti.shards.stage import commit_part, part_name
 
 log = logging.getLogger("smalti")
@@ -125,8 +125,10 @@ class CopyTask:
 
 def samples_of(lake: Lake, part: Part) -> pa.Table:
     """The rows of samples.parquet, those of extra captions too, checked against part.json."""
-    extra = extra_columns(part.columns)
-    return decode_samples(read_samples_bytes(lake, part), lake.samples(part.source, part.name), extra)
+    uri = lake.samples(part.source, part.name)
+    rows = decode_samples(read_samples_bytes(lake, part), uri, extra_columns(part.columns))
+    check_thumbnails(rows["colour"], uri)
+    return rows
 
 
 def sorted_rows(rows: pa.Table) -> pa.Table:

@@ -6,9 +6,10 @@ import functools
 import ipaddress
 import re
 from enum import StrEnum
+from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from smalti.strict import NAME, Strict
 
@@ -32,14 +33,24 @@ WIDE = frozenset({KeyKind.PREFIX, KeyKind.DOMAIN})
 """Kinds of which one key may match any number of pictures: a person always confirms them."""
 
 
+HANDED_IN_AGAIN = "Withdraw the request and hand it in again: its pictures were fingerprinted by an older smalti"
+
+
 class Print(Strict):
     """What a picture is recognised by (`smalti.images.fingerprint`), as the ledger keeps it."""
 
     phash: int = Field(ge=0, lt=1 << 64)
-    colour: str = Field(pattern="^[0-9a-f]{384}$", description="thumbnail, hex")
+    colour: str = Field(pattern="^[0-9a-f]{198}$", description="thumbnail, hex")
     flat: bool
     width: int = Field(gt=0, description="px, upright")
     height: int = Field(gt=0)
+
+    @field_validator("colour", mode="before")
+    @classmethod
+    def _of_this_layout(cls, colour: Any) -> Any:
+        if isinstance(colour, str) and len(colour) == 2 * 192:
+            raise ValueError("the picture was fingerprinted by an older smalti: hand it in again")
+        return colour
 
 
 class Key(Strict):

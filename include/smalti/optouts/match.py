@@ -22,6 +22,7 @@ from smalti.curation.near import Mask
 from smalti.curation.readers import PartReader, Rows, Thumbnails
 from smalti.lake import Lake
 from smalti.optouts.direct import Direct, as_rows, gather, rows_of
+from smalti.optouts.keys import HANDED_IN_AGAIN
 from smalti.optouts.matched import COPY, KEY, MATCHED, NEAR, ORDER, Matched
 from smalti.optouts.nodes import Nodes
 from smalti.optouts.pictures import Pictures, near, origins
@@ -29,7 +30,7 @@ from smalti.optouts.prints import Prints
 from smalti.optouts.request import Request
 from smalti.optouts.spread import spread
 from smalti.shards.part import Part
-from smalti.shards.samples import THUMBNAIL
+from smalti.shards.samples import THUMBNAIL, check_thumbnails
 
 NEAR_LISTED = 1000
 """Near matches of a request that are listed at most."""
@@ -131,6 +132,7 @@ def _known(known: pa.Table, requests: Sequence[Request]) -> Any:
         schema={"id": pl.String, "number": pl.Int32},
     )
     columns = ["request", "key", "how", "id", "sha256", "phash", "colour", "flat", "width", "height"]
+    check_thumbnails(known["colour"], "the ledger of opt-outs", HANDED_IN_AGAIN)
     frame = pl.DataFrame(pl.from_arrow(known.select(columns)))
     found = frame.join(numbers, left_on="request", right_on="id").drop("request").rename({"number": "request"})
     return found.sort("request", "key", "id", "sha256", "width", "height")

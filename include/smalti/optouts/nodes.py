@@ -18,7 +18,7 @@ from smalti.optouts.prints import HASHED, Prints, as_keys, kind_of
 from smalti.shards.samples import KEYS, THUMBNAIL, keys_of
 
 _PAIRS = 1 << 16
-"""Pairs of thumbnails that are compared at a time: 2 x 12 MiB."""
+"""Pairs of thumbnails that are compared at a time: 2 x 6 MiB."""
 
 
 @dataclass

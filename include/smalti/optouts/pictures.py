@@ -23,14 +23,14 @@ NEAR_DISTANCE = 6
 """Bits of the hash by which something may differ that a person should look at. Of two unrelated photographs one pair in some 30,000 is as near by
 chance, which is why colours are asked as well."""
 
-NEAR_COLOURS = 16.0
-"""Levels, averaged over a thumbnail, up to which colours are roughly alike. A choice: nothing is done to what is listed."""
+NEAR_COLOURS = 8.0
+"""Levels, averaged over a thumbnail, up to which colours are roughly alike: 16 of luma alone, which is half of it. A choice: nothing is done to what is listed."""
 
 NEAR_ORIGINS = 16
 """Pictures of a request around which one looks: first those that are keys, then those that its first keys have."""
 
 NEAR_LOOKED = 256
-"""Samples of a request whose colours are compared, those of the nearest hashes. Their thumbnails lie scattered over a lake, and 25 MB are read
+"""Samples of a request whose colours are compared, those of the nearest hashes. Their thumbnails lie scattered over a lake, and 13 MB are read
 for each."""
 
 

@@ -27,7 +27,7 @@ from smalti.optouts.match import match_rows, table_of
 from smalti.optouts.matched import KEY, MATCHED
 from smalti.optouts.request import Request
 from smalti.reasons import DropReason
-from smalti.shards.samples import KEYS, SCHEMA, THUMBNAIL, keys_of
+from smalti.shards.samples import KEYS, SCHEMA, THUMBNAIL, check_thumbnails, keys_of
 from smalti.table.store import lance_errors, open_table, read_images
 
 _ENDING = ".lance"
@@ -323,7 +323,9 @@ class TableReader:
         for at in range(0, len(taken), step):
             some = taken[at : at + step]
             if some.any():
-                found.append(_thumbnails(self._table(part, ["colour"], start + at, len(some))["colour"], some))
+                column = self._table(part, ["colour"], start + at, len(some))["colour"]
+                check_thumbnails(column, self.fragments[part][0])
+                found.append(_thumbnails(column, some))
         return np.concatenate(found)
 
     def _table(self, part: int, columns: Sequence[str], start: int, rows: int, *, addresses: bool = False) -> pa.Table:

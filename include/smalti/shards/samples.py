@@ -16,9 +16,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from smalti.errors import CorruptError
+from smalti.errors import CorruptError, InputError
 
 SCHEMA = pa.schema([
     pa.field("id", pa.string(), nullable=False),  # "<source>/<key>"
@@ -50,7 +51,7 @@ KEYS = ("sha256_0", "sha256_1")
 """Columns of the file: bytes 0 to 7 and 8 to 15 of sha256, big-endian. 128 bits, which two of 1e8 pictures share by chance in one of
 1e22 lakes."""
 
-THUMBNAIL = 192
+THUMBNAIL = 99
 """Bytes of `colour` (`smalti.images.fingerprint`)."""
 
 _ROW_GROUP = 1 << 17
@@ -105,6 +106,28 @@ def keys_of(sha256: pa.ChunkedArray) -> tuple[npt.NDArray[np.uint64], npt.NDArra
 
 _NIBBLE = np.full(256, 255, np.uint8)
 _NIBBLE[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
+
+
+AGAIN = "Ingest the source into a new lake, so that it is fingerprinted and sharded again"
+
+
+def check_thumbnails(column: pa.ChunkedArray, where: str, fix: str = AGAIN) -> None:
+    """Refuse thumbnails that another smalti made: what tells its layout is that it has another size. Null is none.
+
+    Raises:
+        InputError: one has not THUMBNAIL bytes.
+    """
+    if pa.types.is_fixed_size_binary(column.type):
+        sizes = [] if column.null_count == len(column) else [column.type.byte_width]
+    else:
+        sizes = pc.unique(pc.binary_length(column)).drop_null().to_pylist()
+    odd = [size for size in sizes if size != THUMBNAIL]
+    if odd:
+        raise InputError(
+            f"fingerprinted by an older smalti: thumbnails of {odd[0]} bytes, which cannot be compared with those of {THUMBNAIL}",
+            where,
+            fix,
+        )
 
 
 def decode_samples(data: bytes, where: str, extra: Sequence[str] = ()) -> pa.Table:

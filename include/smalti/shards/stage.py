@@ -36,7 +36,7 @@ from smalti.shards import mds
 from smalti.shards.part import ABANDONED, FailedRow, Part, PartBucket, committed_parts, read_part
 from smalti.shards.plan import COLUMNS, ROW, PartPlan, PlanSettings, plan_part, plan_schema
 from smalti.shards.replacements import read_log
-from smalti.shards.samples import encode_samples, schema_with
+from smalti.shards.samples import check_thumbnails, encode_samples, schema_with
 from smalti.shards.write import ShardFacts, ShardTask, TaskRow, encoders, mds_columns, write_shard
 from smalti.sources.inventory import read_inventory
 from smalti.table.schema import caption_columns, label_columns
@@ -160,6 +160,7 @@ def read_batch(lake: Lake, run: SourceRun) -> Batch:
     _refuse_unfinished(rows["id"], pc.is_null(rows[status]), uri, "caption")
     served = pc.and_(pc.equal(rows[status], "ok"), pc.is_valid(rows[caption]))
     _refuse_unfinished(rows["id"], pc.and_(served, pc.is_null(rows[labelled])), uri, "classify")
+    check_thumbnails(rows["colour"], uri)
     rows = rows.append_column("caption", pc.if_else(served, rows[caption], ""))
     rows = rows.append_column("caption_ok", served).append_column("label", rows[label])
     for name, state in extra.items():

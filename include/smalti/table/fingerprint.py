@@ -31,7 +31,7 @@ from smalti.table.target import batch_table
 
 log = logging.getLogger("smalti")
 
-PROFILE = "v2"
+PROFILE = "v3"
 """Of the fingerprint's definition: another one gets checkpoints of its own."""
 
 
