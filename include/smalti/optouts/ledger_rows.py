@@ -86,13 +86,17 @@ def not_in(rows: pa.Table, known: pa.Table | None) -> pa.Table:
         if known is not None:
             new = new.join(pl.from_arrow(known.select(columns)), on=columns, how="anti")
         left.append(new["row"])
-    return rows.take(pa.array(pl.concat(left).sort().to_numpy()))
+    at = pl.concat(left)
+    return rows if len(at) == rows.num_rows else rows.take(pa.array(at.sort().to_numpy()))
 
 
 def without_doubles(rows: pa.Table) -> pa.Table:
     """Rows without those of a table that one with a place stands for."""
-    placed = rows.filter(pc.not_equal(rows["part"], ""))
-    return pa.concat_tables([placed, not_in(rows.filter(pc.equal(rows["part"], "")), placed)])
+    is_placed = pc.not_equal(rows["part"], "")
+    if pc.all(is_placed).as_py():
+        return rows
+    placed = rows.filter(is_placed)
+    return pa.concat_tables([placed, not_in(rows.filter(pc.invert(is_placed)), placed)])
 
 
 def requests_with_news(rows: pa.Table, known: pa.Table | None) -> set[str]:

@@ -91,7 +91,8 @@ class Tables:
         Args:
             known: MATCHED, what these requests match elsewhere: copies of that are looked for as well.
         """
-        return self._match(TableReader.of(self.tables), requests, known)
+        reader = TableReader.of(self.tables)
+        return self._match(reader, requests, known) if reader.fragments else MATCHED.empty_table()
 
     def dropped(self, requests: Sequence[Request], known: pa.Table | None, seen: Mapping[str, int]) -> pa.Table:
         """The same, of those rows alone that were dropped because somebody opted out: what came while a request was in force.

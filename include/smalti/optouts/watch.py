@@ -161,7 +161,7 @@ class Watch:
         if not (len(told) and len(self.phash)):
             return found
         rows = rows.select(["phash", "colour", "width", "height"]).take(pa.array(told)).combine_chunks()
-        colour = np.frombuffer(b"".join(rows["colour"].to_pylist()), np.uint8).reshape(-1, _THUMBNAIL)
+        colour = np.frombuffer(b"".join(rows["colour"].to_pylist()), np.uint8).reshape(-1, THUMBNAIL)
         ratio = np.log(rows["width"].to_numpy().astype(np.float64) / rows["height"].to_numpy())
         near = Neighbours.of(self.phash, RECOMMENDED_DISTANCE)
         place, value = near.pairs(rows["phash"].to_numpy())
