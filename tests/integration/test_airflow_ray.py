@@ -25,13 +25,15 @@ from demo.servers import airflow_environment
 from smalti.maintenance.garbage import gc
 from smalti.objects import list_names, list_objects, read_bytes
 from smalti.release import verify as verify_module
-from smalti.release.manifest import Manifest
+from smalti.release.latest import read_latest
+from smalti.release.manifest import Manifest, read_manifest
 from smalti.release.verify import verify_manifest
 from smalti.settings import MaintenanceRun
 from smalti.shards.part import committed_parts
 from tests.integration.asked import RUN, Asked, Readers, others, plant
 from tests.integration.conftest import DAGS, World
 from tests.maintenance.conftest import deliver, release, rows_of_a_day, served
+from tests.optouts.searching import ALLOWED, Search
 from tests.release.conftest import build
 from tests.release.test_verify import kept_ids
 from tests.support.pictures import release_run
@@ -479,23 +481,43 @@ def test_a_request_by_each_kind_of_key_reaches_the_picture_its_copies_and_no_oth
     assert all({each["version"] for each in receipt["releases"]} == versions for receipt in receipts.values())
 
 
+@dataclass(frozen=True)
+class Read:
+    """What readers were served after all requests, and the release that was built then."""
+
+    fresh: list[list[str]]
+    resumed: list[list[str]]
+    steps: list[set[str]]
+    following: Manifest
+    kept: set[str]
+
+
+def in_turn(planted: Planted, receipts: dict[str, Any]) -> list[Asked]:
+    return sorted(planted.asked, key=lambda each: int(receipts[each.kind]["position"]))
+
+
+@pytest.fixture(scope="module")
+def read_again(world: World, planted: Planted, receipts: dict[str, Any]) -> Read:
+    """Whatever comes after this may change the versions."""
+    planted.readers.refresh()
+    positions = [int(receipts[each.kind]["position"]) for each in in_turn(planted, receipts)]
+    assert len(set(positions)) == len(positions)
+    fresh, resumed, steps = planted.readers.after([positions[0] - 1, *positions])
+    following = release(world.lake, RUN)
+    return Read(fresh, resumed, steps, following, without_optouts(world, following))
+
+
 def test_it_is_gone_for_runs_that_start_or_resume_from_copies_and_trees_and_from_the_next_release(
-    world: World, planted: Planted, receipts: dict[str, Any]
+    planted: Planted, receipts: dict[str, Any], read_again: Read
 ) -> None:
     readers, gone = planted.readers, set[str]().union(*(each.ids for each in planted.asked))
-    readers.refresh()
-    in_turn = sorted(planted.asked, key=lambda each: int(receipts[each.kind]["position"]))
-    positions = [int(receipts[each.kind]["position"]) for each in in_turn]
-    assert len(set(positions)) == len(in_turn)
-    fresh, resumed, steps = readers.after([positions[0] - 1, *positions])
-
     before = dict(zip(readers.names, (each["ids"] for each in readers.before), strict=True))
     assert set(before["v2 with duplicates"]) == gone | others()
-    for name, ids in zip(readers.names, fresh, strict=True):
+    for name, ids in zip(readers.names, read_again.fresh, strict=True):
         assert len(ids) == len(set(ids))
         assert set(ids) == set(before[name]) - gone, name
     runs = [name for name in readers.names if name != "tree"]
-    for name, ids in zip(runs, resumed, strict=True):
+    for name, ids in zip(runs, read_again.resumed, strict=True):
         rest = before[name][len(before[name]) // 2 :]
         assert set(rest) & gone, "something of it had been opted out"
         assert not set(ids) & gone, name
@@ -503,9 +525,30 @@ def test_it_is_gone_for_runs_that_start_or_resume_from_copies_and_trees_and_from
             old for old in rest if old not in gone
         ]
         assert set(ids) <= set(before[name])
-    for each, earlier, later in zip(in_turn, steps, steps[1:], strict=False):
+    for each, earlier, later in zip(in_turn(planted, receipts), read_again.steps, read_again.steps[1:], strict=False):
         assert earlier - later == each.ids, each.kind
         assert later < earlier
-    following = release(world.lake, RUN)
-    assert following.version == "v3"
-    assert without_optouts(world, following) == others()
+    assert read_again.following.version == "v3"
+    assert read_again.kept == others()
+
+
+def test_what_is_erased_is_found_nowhere_in_the_lake(world: World, planted: Planted, read_again: Read) -> None:
+    asked = planted.asked[0]
+    root = Path(world.lake.root.removeprefix("file://"))
+    before = Search(root, set(asked.ids), {asked.file}).everything()
+    assert any(path.startswith("parts/") for path in before)
+    form = {"action": "erase", "reference": "T-10", "keys": f"id {asked.id}", "grace_days": 0}
+    run = world.api.trigger("optout", conf=form)
+    assert world.api.wait("optout", run, seconds=900, say=lambda line: None) == "success"
+    states = world.states("optout", run)
+    assert states.pop("confirm") == "skipped"
+    assert set(states.values()) == {"success"}
+    request = world.api.xcom("optout", run, "receive")["request"]
+    assert "T-10" in read_bytes(world.lake.optout_receipt_page(request, "erase")).decode()
+    found = Search(root, set(asked.ids), {asked.file}).everything()
+    assert {path: what for path, what in found.items() if not ALLOWED.fullmatch(path)} == {}
+    latest = read_latest(world.lake, read_again.following.dataset)
+    assert latest is not None
+    assert latest.version not in {"v1", "v2", "v3"}, "successors are in the place of what held it"
+    uri = world.lake.manifest(read_again.following.dataset, latest.version)
+    assert served_now(world, read_manifest(uri)) == others()
