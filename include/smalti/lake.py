@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from smalti.errors import InputError
 from smalti.objects import join_uri, normalise_uri
@@ -314,6 +315,25 @@ class Lake:
                 )
         return join_uri(self.root, *names)
 
+
+Kind = Literal["rows", "json", "lines", "object"]
+
+SMALL_OBJECTS: tuple[tuple[str, Kind], ...] = (
+    (r"(staging|progress)/.*\.parquet", "rows"),
+    (r"(staging|progress|runs|gc)/.*\.json", "json"),
+    (r"progress/.*", "object"),
+    (r"runs/.*\.(log|txt|jsonl)", "lines"),
+    (r"runs/.*", "object"),
+    (r"optouts/rejected/files/.*", "object"),
+    (r"optouts/rejected/.*\.jsonl", "lines"),
+    (r"optouts/requests/[0-9a-f]{16}/preview.*", "object"),
+)
+"""Objects besides tables, parts and releases that may name samples: pattern of a path, and what of it can go by itself. The first that fits counts."""
+
+LEDGER_AND_RECEIPTS = re.compile(
+    r"optouts/(requests/[0-9a-f]{16}/(request\.json\.gz|erasing(-\d+)?\.json|removing\.json)|resolved/.*|snapshots/.*|receipts/.*)"
+)
+"""Objects that name what was opted out for as long as it is: without them it would come back."""
 
 STREAM_INDEX = "streams/{group}/{tier}/{ar}/index.json.gz"
 """A stream's merged index, relative to its manifest."""

@@ -20,10 +20,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from smalti import objects
-from smalti.lake import Lake
+from smalti.lake import LEDGER_AND_RECEIPTS, SMALL_OBJECTS, Kind, Lake
 from smalti.maintenance.live import References
 from smalti.optouts.needles import Seeker
 from smalti.optouts.scan import Finding, look_into, values_found
@@ -32,28 +32,13 @@ from smalti.release.latest import is_gone
 ERASED = "(erased)"
 """Stands where something named a sample."""
 
-Remedy = Literal["rows", "json", "lines", "object"]
-
-_ALLOWED = re.compile(
-    r"optouts/(requests/[0-9a-f]{16}/(request\.json\.gz|erasing(-\d+)?\.json|removing\.json)|resolved/.*|snapshots/.*|receipts/.*)"
-)
-_REMEDIES: tuple[tuple[str, Remedy], ...] = (
-    (r"(staging|progress)/.*\.parquet", "rows"),
-    (r"(staging|progress|runs|gc)/.*\.json", "json"),
-    (r"progress/.*", "object"),
-    (r"runs/.*\.(log|txt|jsonl)", "lines"),
-    (r"runs/.*", "object"),
-    (r"optouts/rejected/files/.*", "object"),
-    (r"optouts/rejected/.*\.jsonl", "lines"),
-    (r"optouts/requests/[0-9a-f]{16}/preview.*", "object"),
-)
 TOPS = ("staging", "progress", "runs", "gc", "optouts", "releases")
 """Where such objects are."""
 
 
 def is_allowed(lake: Lake, uri: str) -> bool:
     """Whether an object is the ledger's or a receipt: these name what was asked and what was done."""
-    return _ALLOWED.fullmatch(uri.removeprefix(f"{lake.root}/")) is not None
+    return LEDGER_AND_RECEIPTS.fullmatch(uri.removeprefix(f"{lake.root}/")) is not None
 
 
 @dataclass
@@ -127,10 +112,10 @@ def _clean(lake: Lake, uri: str, seeker: Seeker, refs: References, removed: Remo
             return
 
 
-def remedy_of(lake: Lake, uri: str, refs: References) -> Remedy | None:
+def remedy_of(lake: Lake, uri: str, refs: References) -> Kind | None:
     """What is done about an object that names a sample; None: nothing may be."""
     path = uri.removeprefix(f"{lake.root}/")
-    for pattern, remedy in _REMEDIES:
+    for pattern, remedy in SMALL_OBJECTS:
         if re.fullmatch(pattern, path):
             return remedy
     steps = path.split("/")
