@@ -15,7 +15,7 @@ from smalti import objects
 from smalti.config import Drops
 from smalti.curation.record import ROWS, Cluster, Curation
 from smalti.curation.recorded import Recorded
-from smalti.errors import ConflictError, InputError
+from smalti.errors import ConflictError, CorruptError, InputError
 from smalti.lake import Lake
 from smalti.maintenance.garbage import gc
 from smalti.maintenance.live import references
@@ -46,7 +46,7 @@ from smalti.shards.part import committed_parts
 from tests.conftest import snapshot
 from tests.maintenance.conftest import APPLY, Died, content
 from tests.release.conftest import add, build
-from tests.release.test_verify import kept_ids
+from tests.release.test_verify import kept_ids, path_of
 from tests.support.pictures import Row, picture, release_run, stored
 
 WHY = "opted out"
@@ -270,6 +270,22 @@ def test_what_is_left_in_the_history_stays_live_when_nothing_is_left_of_latest(s
     assert gc(small, APPLY.model_copy(update={"grace_days": 0})).given_up == ()
     assert rollback(small, "set", "v1").version == "v1"
     assert live_versions(small, "set") == ("v1",)
+
+
+def test_a_dataset_that_cannot_be_succeeded_keeps_no_other_one_waiting(small: Lake) -> None:
+    run = release_run("demo", publish="tree")
+    for name in ("broken", "odd", "set"):
+        make(small, run.model_copy(update={"dataset": run.dataset.model_copy(update={"name": name})}))
+    opt_out(small, "demo/1.jpg")
+    for name in ("broken", "odd"):
+        path = path_of(small.manifest(name, "v1"))
+        path.chmod(0o644)
+        path.write_bytes(b"{}")
+    for _ in range(2):
+        with pytest.raises(CorruptError, match=r"broken/v1/manifest\.json: .* \(and 1 more datasets failed\)"):
+            succeed(small, why=WHY)
+    assert live_versions(small, "set") == ("v2",)
+    assert served(small, "v2") == {"demo/0.jpg", "demo/2.jpg"}
 
 
 def test_a_version_that_is_published_at_the_same_time_is_not_lost(small: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

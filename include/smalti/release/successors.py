@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from smalti import objects
 from smalti.curation.curate import curate
 from smalti.curation.inputs import NothingLeft, made_with
-from smalti.errors import ConflictError
+from smalti.errors import ConflictError, SmaltiError
 from smalti.lake import Lake
 from smalti.loader.skips import served_shards
 from smalti.release.assemble import assemble, claimed_versions
@@ -58,31 +58,51 @@ def succeed(
 ) -> tuple[Succeeded, ...]:
     """Exchange every live version that uses one of these parts, or whose tree holds what was opted out since.
 
-    Versions that were never published and use one of the parts are given up.
+    Versions that were never published and use one of the parts are given up. A dataset of which that fails keeps no other one waiting.
 
     Args:
         datasets: empty: all.
         why: for the tombstones, so that people know.
-    Raises:
+    Raises, when all datasets were tried:
         CorruptError: a successor does not verify: nothing of its dataset is exchanged.
         ConflictError: versions came faster than they could be exchanged, or maintenance took a successor.
     """
     done: list[Succeeded] = []
+    failed: list[Exception] = []
     for dataset in objects.list_names(lake.releases()) if datasets is None else sorted(set(datasets)):
-        for _ in range(ROUNDS):
-            _bury_all(lake, dataset)
-            _give_up_unpublished(lake, dataset, exchanged)
-            touched = touched_versions(lake, dataset, exchanged)
-            if not touched:
-                break
-            done += _exchange(lake, dataset, touched, exchanged, why)
-        else:
-            raise ConflictError(
-                f"after {ROUNDS} rounds some versions still hold what was opted out",
-                lake.latest(dataset),
-                "Run it again",
-            )
+        try:
+            done += _succeed(lake, dataset, why, exchanged)
+        except Exception as error:  # whatever it is: people wait for the others, too
+            known = isinstance(error, SmaltiError)
+            log.error("succeed: %s may still serve what it must not: %s", dataset, error, exc_info=not known)
+            failed.append(error)
+    if failed:
+        raise _first(failed)
     return tuple(done)
+
+
+def _first(failed: Sequence[Exception]) -> Exception:
+    """The first error, with the number of the others."""
+    first, more = failed[0], len(failed) - 1
+    if more and type(first).__init__ is SmaltiError.__init__:
+        what, where, fix = first.args
+        return type(first)(f"{what} (and {more} more datasets failed)", where, fix)
+    return first
+
+
+def _succeed(lake: Lake, dataset: str, why: str, exchanged: Exchanged) -> list[Succeeded]:
+    """The same, of one dataset."""
+    done: list[Succeeded] = []
+    for _ in range(ROUNDS):
+        _bury_all(lake, dataset)
+        _give_up_unpublished(lake, dataset, exchanged)
+        touched = touched_versions(lake, dataset, exchanged)
+        if not touched:
+            return done
+        done += _exchange(lake, dataset, touched, exchanged, why)
+    raise ConflictError(
+        f"after {ROUNDS} rounds some versions still hold what was opted out", lake.latest(dataset), "Run it again"
+    )
 
 
 def touched_versions(lake: Lake, dataset: str, exchanged: Exchanged = _NONE) -> tuple[str, ...]:
