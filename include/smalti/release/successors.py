@@ -38,6 +38,9 @@ log = logging.getLogger("smalti")
 ROUNDS = 20
 """Times that a dataset is looked at again, because requests or versions came while it was worked on."""
 
+SUCCEEDED = "its tree held samples that were opted out since"
+"""Why, where opt-outs alone are the reason."""
+
 Exchanged = Mapping[str, str]
 """`<source>/<part>` that is used -> the one that holds its samples now; empty: none is left of them."""
 
