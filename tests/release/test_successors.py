@@ -203,7 +203,11 @@ def test_parts_are_exchanged_and_what_was_decided_stays(small: Lake, tmp_path: P
     )
     assert read_manifest(small.manifest("set", "v3-without-text")).without == ablation.without
     assert is_gone(small, "set", unpublished.version)
-    with pytest.raises(InputError, match=r"version v2 of set was given up"):
+    assert read_tombstone(small, "set", "v2") == Tombstone(why="erased")
+    path_of(small.release_tombstone("set", "v2")).unlink()  # as if the run had been killed before it came to it
+    assert succeed(small, why="erased", exchanged=exchanged) == ()
+    assert read_tombstone(small, "set", "v2") == Tombstone(why="erased")
+    with pytest.raises(InputError, match=r"version v2 of set was given up: erased"):
         publish(small, run.model_copy(update={"manifest": small.manifest("set", "v2")}))
     assert "demo/1.jpg" not in objects.read_bytes(small.release_report("set", "v3")).decode()
     denied.unlink()

@@ -24,7 +24,7 @@ from smalti.errors import ConflictError, SmaltiError
 from smalti.lake import Lake
 from smalti.loader.skips import served_shards
 from smalti.release.assemble import assemble, claimed_versions
-from smalti.release.latest import Latest, Past, exchange, give_up, live_versions, stored_latest
+from smalti.release.latest import Latest, Past, exchange, give_up, gone_versions, live_versions, stored_latest
 from smalti.release.manifest import Manifest, read_manifest
 from smalti.release.optouts import newest_position, read_snapshot
 from smalti.release.publish import write_tree
@@ -98,7 +98,7 @@ def _succeed(lake: Lake, dataset: str, why: str, exchanged: Exchanged) -> list[S
     done: list[Succeeded] = []
     for _ in range(ROUNDS):
         _bury_all(lake, dataset)
-        _give_up_unpublished(lake, dataset, exchanged)
+        _give_up_unpublished(lake, dataset, exchanged, why)
         touched = touched_versions(lake, dataset, exchanged)
         if not touched:
             return done
@@ -218,18 +218,22 @@ def _bury_all(lake: Lake, dataset: str) -> None:
             bury(lake, dataset, each.version, latest)
 
 
-def _give_up_unpublished(lake: Lake, dataset: str, exchanged: Exchanged) -> None:
-    """A version that uses a part which is about to go must not be published any more."""
+def _give_up_unpublished(lake: Lake, dataset: str, exchanged: Exchanged, why: str) -> None:
+    """A version that uses a part which is about to go must not be published any more, and no run may begin with it."""
     if not exchanged:
         return
     latest = stored_latest(lake, dataset)
-    known = {*latest.collected, *latest.published(), *(each.version for each in latest.ablations)}
+    known = {*latest.published(), *(each.version for each in (*latest.ablations, *latest.succeeded))}
     found = []
     for version in claimed_versions(lake, dataset):
         uri = lake.manifest(dataset, version)
         if version not in known and objects.exists(uri) and uses(read_manifest(uri), exchanged):
             found.append(version)
     if found:
-        for version in give_up(lake, dataset, found, None):
-            bury(lake, dataset, version)
+        given_up = give_up(lake, dataset, found, None)
+        collected = gone_versions(lake, dataset)
+        for version in found:  # also those whose tombstone a killed run did not come to write
+            if version in collected:
+                bury(lake, dataset, version, why=why)
+        for version in given_up:
             log.info("succeed: gave up %s %s, which was not published", dataset, version)
