@@ -223,7 +223,8 @@ def _give_up_unpublished(lake: Lake, dataset: str, exchanged: Exchanged, why: st
     if not exchanged:
         return
     latest = stored_latest(lake, dataset)
-    known = {*latest.published(), *(each.version for each in (*latest.ablations, *latest.succeeded))}
+    succeeded = {each.version for each in latest.succeeded}
+    known = {*latest.published(), *(each.version for each in latest.ablations), *succeeded}
     found = []
     for version in claimed_versions(lake, dataset):
         uri = lake.manifest(dataset, version)
