@@ -7,13 +7,14 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from smalti import objects
 from smalti.config import Drops
-from smalti.curation.record import ROWS, Cluster, Curation
+from smalti.curation.record import ROWS, Cluster, Curation, read_curation
 from smalti.curation.recorded import Recorded
 from smalti.errors import ConflictError, CorruptError, InputError
 from smalti.lake import Lake
@@ -35,7 +36,7 @@ from smalti.release.latest import (
     read_latest,
     stored_latest,
 )
-from smalti.release.manifest import Manifest, read_manifest, read_skip_file, read_stream_index
+from smalti.release.manifest import Manifest, beside, read_manifest, read_skip_file, read_stream_index
 from smalti.release.optouts import OptoutSnapshot
 from smalti.release.publish import publish, rollback, write_tree
 from smalti.release.successors import Succeeded, succeed, touched_versions
@@ -214,6 +215,25 @@ def test_parts_are_exchanged_and_what_was_decided_stays(small: Lake, tmp_path: P
     assert succeed(small, why="erased", exchanged=exchanged) == ()
     with pytest.raises(InputError, match="v1 of set was succeeded by v3: erased"):
         verify_manifest(small.manifest("set", "v1"))
+
+
+def test_a_successor_that_is_decided_by_other_rules_says_so(
+    small: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The record may be of an older smalti, or gone. People's requests do not wait for it."""
+    run = release_run("demo", publish="tree")
+    old = make(small, run)
+    record = objects.normalise_uri(beside(small.manifest("set", "v1"), str(old.provenance.curation)))
+    path_of(record).unlink()
+    opt_out(small, "demo/1.jpg")
+    monkeypatch.setattr("smalti.curation.curate.load_source", lambda _: SimpleNamespace(priority=7))
+    assert succeed(small, why=WHY) == (Succeeded("set", "v1", "v2"),)
+    new = read_manifest(small.manifest("set", "v2"))
+    said = "what was decided for v1 cannot be read any more: this successor of it is decided by the lists, decisions"
+    assert [line for line in new.warnings if said in line]
+    assert said in caplog.text
+    made = read_curation(beside(small.manifest("set", "v2"), str(new.provenance.curation)))
+    assert made.settings["priorities"] == {"demo": 7}
 
 
 def test_copies_of_what_was_erased_stay_left_out(small: Lake) -> None:

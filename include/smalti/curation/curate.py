@@ -7,6 +7,7 @@ run may lift.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 
 from smalti import objects
 from smalti.accounting import Accounted
-from smalti.config import Band, Dataset, Drops
+from smalti.config import Band, Dataset, Drops, load_source
 from smalti.curation import quarantine
 from smalti.curation.copies import ASPECT_TOLERANCE
 from smalti.curation.decide import Decisions, decide
@@ -25,7 +26,7 @@ from smalti.curation.readers import PartReader
 from smalti.curation.record import CuratedPart, Curation, rows_digest, write_curation
 from smalti.curation.recorded import recorded
 from smalti.curation.rows import clusters_of, first_reasons, kept_without, members_of, places_of, rows_of
-from smalti.errors import InputError
+from smalti.errors import InputError, SmaltiError
 from smalti.lake import Lake
 from smalti.reasons import ALWAYS_SKIPPED, LABELS, SkipReason
 from smalti.release.collect import Shown
@@ -64,7 +65,10 @@ def curate(lake: Lake, run: ReleaseRun) -> CurateReport:
     priorities = {source.name: source.priority for source in run.sources}
     if inputs.base:
         priorities = priorities_of(lake, dataset.name, inputs.base) or priorities
-    priorities = before.priorities if before else priorities
+    if before:
+        priorities = before.priorities
+    elif inputs.succeeds and not run.sources:
+        priorities = _priorities_now(names)
     parts = read_inputs(lake, inputs)
     reader = PartReader(lake, tuple(parts))
     if before:
@@ -100,6 +104,12 @@ def curate(lake: Lake, run: ReleaseRun) -> CurateReport:
     samples = sum(part.samples for part in parts)
     warnings = [f"source {name} has no part and is missing from the release" for name in inputs.missing]
     warnings += outside_bands(samples, skipped, dataset.expected)
+    if inputs.succeeds and before is None:
+        warnings.append(
+            f"what was decided for {inputs.succeeds} cannot be read any more: this successor of it is decided by the lists, decisions "
+            "and priorities of today"
+        )
+        log.warning("curate: %s: %s", dataset.name, warnings[-1])
     if before:
         warnings += before.notes()  # what was erased since is named nowhere
     else:
@@ -144,6 +154,15 @@ def curate(lake: Lake, run: ReleaseRun) -> CurateReport:
         objects.create_bytes(report.quarantine, _page(lake, reader, curation, decisions).encode())
     write_curation(lake, curation, rows)
     return report.model_copy(update={"seconds": time.monotonic() - started})
+
+
+def _priorities_now(names: Sequence[str]) -> dict[str, int]:
+    """As the sources' files say, where there are any; a source without has 0."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(SmaltiError):
+            found[name] = load_source(name).priority
+    return found
 
 
 def declared_reasons(drops: Drops) -> tuple[SkipReason, ...]:
