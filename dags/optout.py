@@ -57,7 +57,10 @@ from smalti_airflow.blocks import DEFAULTS, FIRST_DAY, OPTOUT_FORM, days_after, 
 REQUEST = report_field("receive", "request")
 APPLIED = "{% set it = ti.xcom_pull(task_ids='receive') %}{{ '' if it['action'] == 'query' else it['request'] }}"
 ERASED = "{% set it = ti.xcom_pull(task_ids='receive') %}{{ it['request'] if it['action'] == 'erase' else '' }}"
-OVER = "{{ ti.xcom_pull(task_ids='erase')['erased'] | days_after(params.grace_days) }}"
+OVER = (
+    "{% set it = ti.xcom_pull(task_ids='erase') %}"
+    "{{ it['erased'] | days_after([params.grace_days, it.get('grace_days', 0)] | max) }}"
+)
 CONFIRMED = "{{ ((ti.xcom_pull(task_ids='confirm') or {}).get('responded_by_user') or {}).get('name') or '' }}"
 
 SEEN = "{{ (ti.xcom_pull(task_ids='preview') or {}).get('digest') or '' }}"

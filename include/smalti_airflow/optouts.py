@@ -151,6 +151,7 @@ def _hand_in(lake: Lake, params: Mapping[str, Any], dag_run: Any) -> Request:
         submitted_by=f"{_OURS}{dag_run.triggering_user_name or 'unknown'}",
         withdraws=params.get("withdraws") or None,
         confirm_above=int(params["ask_above"]),
+        grace_days=float(params["grace_days"]),
     )
 
 

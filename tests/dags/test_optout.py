@@ -107,6 +107,8 @@ def test_what_is_typed_becomes_one_request_however_often_the_task_runs(lake: Lak
     assert said == hand_in_form(form, run_of())
     request = read_request(lake, said["request"])
     assert (request.action, request.reference, request.submitted_by) == (Action.EXCLUDE, "T-7", "airflow:ada")
+    erases = hand_in_form(form | {"action": "erase", "grace_days": 30}, run_of())["request"]
+    assert read_request(lake, erases).grace_days == 30, "kept for runs that are started for it later"
     assert [(key.kind, key.value) for key in request.keys] == [(KeyKind.ID, "cats/1.jpg"), (KeyKind.OWNER, "Ada")]
     assert said == {"request": request.id, "action": "exclude", "keys": 2, "rejected": 1}
     assert hand_in_form(form, run_of("manual__2"))["request"] != request.id, "another run asks anew"
@@ -160,6 +162,10 @@ def test_old_parts_stay_for_the_grace_of_the_form(dag: Any) -> None:
     context = {"ti": SimpleNamespace(xcom_pull=lambda task_ids: report), "params": {"grace_days": 1.5}}
     assert (
         grace.render_template(grace.target_time, context, dag.get_template_env()) == "2026-12-02T00:00:00.500000+00:00"
+    )
+    report["grace_days"] = 3
+    assert grace.render_template(grace.target_time, context, dag.get_template_env()).startswith("2026-12-03"), (
+        "a run with fewer days waits for those that were asked for"
     )
     assert grace.execution_timeout > timedelta(days=365), "it counts while the task waits, too"
     assert resolve_settings("optout_remove", {"request": ID, "grace_days": "1.5"}, "test")["grace_days"] == 1.5
