@@ -173,6 +173,15 @@ def test_what_erased_nothing_new_changes_nothing(lake: Lake, made: Line) -> None
     assert snapshot(lake.root) == before
 
 
+def test_a_copy_that_is_delivered_afterwards_leaves_nothing(lake: Lake, tmp_path: Path) -> None:
+    """At another size, in another format, under another name."""
+    run = deliver(lake, tmp_path, "again.png", COPY)
+    assert ingest(lake, run).dropped == {"optout": 1}
+    fingerprint(lake, run)
+    assert found(lake) <= {"staging/made/b3/inventory.parquet"}
+    assert look(lake, ANY).again == {}
+
+
 def test_where_nobody_asked_to_erase_nothing_is_read(tmp_path: Path) -> None:
     lake = Lake.at(str(tmp_path))
     assert look(lake, ANY).looked == 0
