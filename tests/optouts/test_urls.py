@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl  # noqa: TID253
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from smalti.optouts.keys import KeyKind, key_of, normalise
@@ -15,6 +15,14 @@ PIECES = ["https://", "HTTP://", "ftp://", "a.org", "A.org", "b.a.org", ":443", 
 TEXTS = st.one_of(
     st.lists(st.sampled_from(PIECES), max_size=8).map("".join),
     st.lists(st.sampled_from(PIECES), max_size=6).map(lambda each: "https://a.org/" + "".join(each)),
+    st.builds(
+        "{}{}{}{}{}".format,
+        st.sampled_from(["https://", "HTTP://"]),
+        st.sampled_from(["a.org", "A.org:443", "user@b.a.org", "[::1]"]),
+        st.sampled_from(["", "", "/", "/me"]),
+        st.sampled_from(["", "?", "?", "#"]),
+        st.lists(st.sampled_from(["/", "?", "#", "u=", "me", "/..", " ", "%", "@"]), max_size=4).map("".join),
+    ),
 )
 
 
@@ -34,12 +42,13 @@ def test_a_column_is_spelled_as_its_texts_are(texts: list[str]) -> None:
         assert dict(found.iter_rows()) == {each: one_by_one(kind, each) for each in texts}
 
 
+@example(["https://a.org?u=/y"], "")  # no path, and a slash all the same
 @given(st.lists(TEXTS, max_size=20), st.sampled_from(["", " ", "\x1f", "#x", "?", "? ", "\u2003"]))
 def test_no_url_that_is_a_key_is_passed_over(texts: list[str], end: str) -> None:
     texts = [*texts, *(f"{each}{end}" for each in texts)]
     spelled = {each: one_by_one(KeyKind.URL, each) for each in texts}
     keys = {each for each in spelled.values() if _is_url(each)}
-    for some in (keys, *({key} for key in sorted(keys)[:4])):
+    for some in (keys, *({key} for key in keys)):  # beside others a key may be found by chance
         frame = pl.DataFrame({"url": texts}, schema={"url": pl.String}).filter(Tails.of(some).may_be("url"))
         assert {text for text in texts if spelled[text] in some} <= set(frame["url"])
 

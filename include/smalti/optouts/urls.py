@@ -76,6 +76,9 @@ def below(hosts: Any, domains: Any) -> Any:
 _WHITE = "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
 """What `str.strip` takes away."""
 
+_NO_PATH = "^[^/]*//[^/?#]*(?:[?#]|$)"
+"""URLs whose host is followed by a query, or by nothing."""
+
 _TAIL = 8
 """Characters at the end of a URL by which most others are told apart from a key."""
 
@@ -114,7 +117,7 @@ class Tails:
         for length, values in self.values:
             found |= url.str.tail(length).is_in(values.implode())
         if self.bare:
-            found |= url.str.count_matches("/", literal=True) <= 2
+            found |= url.str.contains(_NO_PATH)
         return found
 
 
