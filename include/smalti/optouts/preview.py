@@ -98,7 +98,7 @@ def preview(lake: Lake, run: OptoutRun) -> PreviewReport:
     request = read_request(lake, run.request)
     refuse_forgotten(request)
     turn = max(1, turns(lake, request.id))
-    found = read_preview(lake, request.id, turn) or _make(lake, request, turn)
+    found = _stored(lake, request, turn)
     answer = read_answer(lake, request.id)
     why = "" if answer is not None and answer.apply else why_ask(request, found.matched)
     log.info("opt-out %s: %d places match, %d nearly", request.id, found.matched, found.near)
@@ -157,17 +157,25 @@ def read_preview(lake: Lake, request: str, turn: int | None = None) -> Preview |
 
 def look_again(lake: Lake, request: Request, turn: int) -> str:
     """Make the preview of a turn, or find it: from then on the request waits for an answer to it. Returns its page."""
-    read_preview(lake, request.id, turn) or _make(lake, request, turn)
+    _stored(lake, request, turn)
     return lake.optout_preview_page(request.id, turn)
+
+
+def _stored(lake: Lake, request: Request, turn: int) -> Preview:
+    """The preview of a turn, and its page: made of what is stored, as another run may have stored another one first."""
+    found = read_preview(lake, request.id, turn) or _make(lake, request, turn)
+    page = lake.optout_preview_page(request.id, turn)
+    if not objects.exists(page):
+        from smalti.optouts.preview_page import render
+
+        objects.create_bytes(page, render(lake, request, found).encode())
+    return found
 
 
 def _make(lake: Lake, request: Request, turn: int) -> Preview:
     from smalti.optouts.everywhere import match_everywhere
-    from smalti.optouts.preview_page import render
 
     made = _preview(lake, request, match_everywhere(lake, all_parts(lake), request))
-    page = render(lake, request, made).encode()  # before the preview: whoever finds that finds its page
-    objects.create_bytes(lake.optout_preview_page(request.id, turn), page)
     objects.create_bytes(lake.optout_preview(request.id, turn), compress(made.encode()))
     found = read_preview(lake, request.id, turn)
     assert found is not None
