@@ -19,7 +19,7 @@ from smalti.optouts.erase import erase
 from smalti.optouts.ledger import read_step
 from smalti.optouts.receipt_erase import read_erase_receipt
 from smalti.optouts.remove import RemoveReport, remove
-from smalti.optouts.request import Action
+from smalti.optouts.request import Action, read_request
 from smalti.optouts.status import State, standings
 from smalti.settings import OptoutRun, SourceRun
 from smalti.shards import mds
@@ -247,6 +247,19 @@ def test_the_grace_is_waited_for(lake: Lake, run: OptoutRun) -> None:
         remove(lake, week)
     assert snapshot(lake.root) == before
     assert remove(lake, week, now=lambda: datetime.now(UTC) + timedelta(days=8)).removed
+
+
+def test_a_run_with_fewer_days_waits_for_the_grace_that_the_request_was_handed_in_with(
+    lake: Lake, run: OptoutRun
+) -> None:
+    uri = lake.optout_request(run.request)
+    asked = read_request(lake, run.request).model_copy(update={"grace_days": 30.0})
+    objects.delete_object(uri)
+    objects.create_bytes(uri, asked.encode())
+    assert erase(lake, run).grace_days == 30, "so that the DAG waits for as long"
+    with pytest.raises(InputError, match="its grace is not over"):
+        remove(lake, run, now=lambda: datetime.now(UTC) + timedelta(days=29))
+    assert remove(lake, run, now=lambda: datetime.now(UTC) + timedelta(days=31)).removed
 
 
 def test_nothing_is_removed_as_long_as_something_uses_an_old_part(lake: Lake, run: OptoutRun) -> None:

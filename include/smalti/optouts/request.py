@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Literal
 
@@ -64,6 +64,11 @@ class Request(Model):
     rejected: int = Field(
         0, ge=0, description="rows of what was handed in that are no keys: optouts/rejected names them"
     )
+    grace_days: float | None = Field(
+        None,
+        ge=0,
+        description="erase: days between the erasure and the removal that were asked for with it; empty: nobody said",
+    )
     forgotten: AwareDatetime | None = Field(
         None, description="when its keys were removed; such an object is not stored"
     )
@@ -77,6 +82,10 @@ class Request(Model):
         if list(self.keys) != ordered(self.keys):
             raise ValueError("the keys are not sorted, or one stands twice")
         return self
+
+    def grace(self, days: float) -> timedelta:
+        """The grace of a run that says so many days: never less than what was asked for with the request, which people were told."""
+        return timedelta(days=max(days, self.grace_days or 0))
 
     @property
     def is_wide(self) -> bool:
