@@ -156,7 +156,7 @@ def _rows_without(data: bytes, seeker: Seeker) -> bytes | None:
 
 
 def _names(seeker: Seeker, row: dict[str, Any]) -> bool:
-    return bool(values_found(seeker, list(row.values())))
+    return bool(values_found(seeker, list(row.values()), "value"))
 
 
 def _json_without(data: bytes, seeker: Seeker) -> bytes | None:
