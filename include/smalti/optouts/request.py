@@ -228,7 +228,10 @@ def write_answer(lake: Lake, answer: Answer, turn: int = 1) -> Answer:
 
 
 def read_answer(lake: Lake, request: str) -> Answer | None:
-    """The answer to the newest preview of a request; None: it waits."""
+    """The answer to the newest preview of a request; None: it waits.
+
+    A turn is one that has a preview, or an answer: previews have their time, and answers stay.
+    """
     turn = 1
     while True:
         uri = lake.optout_answer(request, turn)
@@ -236,6 +239,11 @@ def read_answer(lake: Lake, request: str) -> Answer | None:
         if found is None:
             return None
         answer = parse(Answer, found[0], uri)
-        if not answer.apply or not objects.exists(lake.optout_preview(request, turn + 1)):
+        if not answer.apply or not has_turn(lake, request, turn + 1):
             return answer
         turn += 1
+
+
+def has_turn(lake: Lake, request: str, turn: int) -> bool:
+    """Whether a request was looked at so often."""
+    return objects.exists(lake.optout_preview(request, turn)) or objects.exists(lake.optout_answer(request, turn))
