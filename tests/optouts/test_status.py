@@ -33,9 +33,9 @@ def handed(lake: Lake, hour: int, **changes: Any) -> str:
     ).id
 
 
-def answer(lake: Lake, request: str, apply: bool) -> None:
+def answer(lake: Lake, request: str, apply: bool, *, turn: int = 1) -> None:
     said = {"request": request, "apply": apply, "by": "me", "answered": datetime.now(UTC), "preview_sha256": "0" * 64}
-    write_answer(lake, Answer.model_validate(said))
+    write_answer(lake, Answer.model_validate(said), turn)
 
 
 def step(lake: Lake, position: int, **fields: Any) -> None:

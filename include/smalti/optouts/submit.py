@@ -12,6 +12,7 @@ from smalti.errors import InputError
 from smalti.lake import Lake
 from smalti.optouts.request import CONFIRM_ABOVE, Action, Request, ordered, read_request, request_id, submit
 from smalti.optouts.rows import Parsed
+from smalti.optouts.salt import salt_of
 from smalti.optouts.status import State, standings
 
 NOTHING = Parsed()
@@ -48,7 +49,7 @@ def hand_in(
     if withdraws is not None:
         _check_can_be_withdrawn(lake, withdraws)
     keys = tuple(ordered(parsed.keys))
-    name = request_id(action, reference, keys, withdraws, submission)
+    name = request_id(action, reference, keys, withdraws, submission, salt_of(lake))
     _check_not_over(lake, name)
     try:
         request = Request(
