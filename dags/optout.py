@@ -12,6 +12,8 @@ are written anew or bytes removed).
 | confirm | waits for a person, 14 days at most; skipped where nobody needs to be asked, or one has confirmed | asks again |
 | apply | writes the matches into the ledger and a new snapshot: from now on no training run that starts is served them; live versions whose trees hold any get a successor | nothing to do |
 | prove_again | (`optout_watch`) starts `optout` for what waits for nothing but time | once an hour; once a day from *erase* on |
+| look | (`optout_watch`) compares what came with what is in force, and looks whether anything that was erased and removed is in the lake again | looks again |
+| erase_again | (`optout_watch`) starts `optout` for what is: it is erased and removed once more, after the grace, and has a further receipt (`erase-2`) | once a day |
 | take_in | (`optout_inbox`) puts what was dropped into the ledger and removes it from the inbox; what cannot be read goes to `optouts/rejected` | finds the rest |
 | forget | (`optout_watch`) removes rejected rows, previews and keys that nothing is compared with, 90 days after a request's end (`include/optouts.yaml`) | finds the rest |
 | watch | (`optout_watch`) metrics `smalti.optouts.<state>` and `.overdue`, a page below `runs/`, an alert | says it again |
@@ -181,6 +183,18 @@ def optout_watch() -> None:
     TriggerDagRunOperator.partial(
         task_id="prove_again", trigger_dag_id="optout", skip_when_already_exists=True
     ).expand_kwargs(unproved().map(lambda each: {"conf": each["conf"], "trigger_run_id": each["run"]}))
+
+    @task
+    def came_back(report: Any) -> list[dict[str, Any]]:
+        """What is in the lake again after it was removed; one `conf` a request."""
+        from smalti_airflow.optouts import erase_again  # not at every parse
+
+        return erase_again(report)
+
+    looked = stage_task("optout_look", {}, task_id="look")
+    TriggerDagRunOperator.partial(
+        task_id="erase_again", trigger_dag_id="optout", skip_when_already_exists=True
+    ).expand_kwargs(came_back(looked.output).map(lambda each: {"conf": each["conf"], "trigger_run_id": each["run"]}))
 
 
 optout()

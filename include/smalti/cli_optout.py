@@ -352,6 +352,7 @@ def _told(standing: Standing) -> dict[str, Any]:
     said = dataclasses.asdict(standing)
     said["request"] = said.pop("id")
     said["submitted"] = standing.submitted.isoformat(timespec="seconds")
+    said["again"] = standing.again.isoformat(timespec="seconds") if standing.again else None
     said["state"] = standing.shown
     return {name: said[name] for name in ("request", *said) if said[name] is not None}
 

@@ -87,6 +87,10 @@ class MaintenanceRun(Strict):
     )
 
 
+class LakeRun(Strict):
+    """A look at the whole lake: there is nothing to set."""
+
+
 class OptoutRun(Strict):
     """One request of the ledger on its way from preview to receipt."""
 

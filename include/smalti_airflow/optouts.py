@@ -102,11 +102,31 @@ def take_unproved() -> list[dict[str, Any]]:
         raise AirflowException(str(error)) from None
     return [
         {
-            "conf": {"request": each.request} | ({} if each.grace_days is None else {"grace_days": each.grace_days}),
+            "conf": _conf(each.request, each.grace_days),
             "run": f"remove_{each.request}_{now:%Y%m%d}" if each.removes else f"prove_{each.request}_{now:%Y%m%dT%H}",
         }
         for each in _in_turn(found)
     ]
+
+
+def erase_again(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Requests of which something is in the lake again.
+
+    Args:
+        report: of the stage optout_look.
+    Returns (XCom): each as the `conf` of a run, and that run's name: one a day.
+    """
+    day = datetime.now(UTC)
+    try:
+        lake, again = Lake.from_environment(), _in_turn(sorted(report["again"]))
+        graces = {each: read_request(lake, each).grace_days for each in again}
+    except SmaltiError as error:
+        raise AirflowException(str(error)) from None
+    return [{"conf": _conf(each, graces[each]), "run": f"again_{each}_{day:%Y%m%d}"} for each in again]
+
+
+def _conf(request: str, grace_days: float | None) -> dict[str, Any]:
+    return {"request": request} | ({} if grace_days is None else {"grace_days": grace_days})
 
 
 def watch_deadlines(dag_run: Any) -> dict[str, Any]:

@@ -18,8 +18,16 @@ from smalti.objects import create_bytes, list_objects
 from smalti.optouts.keys import KeyKind
 from smalti.optouts.lost import Lost
 from smalti.optouts.request import Action, read_answer, read_request
+from smalti.optouts.status import standings
 from smalti_airflow.approval import ApproveOptout, optout_text
-from smalti_airflow.optouts import forget_what_is_over, hand_in_form, take_in_files, take_unproved, watch_deadlines
+from smalti_airflow.optouts import (
+    erase_again,
+    forget_what_is_over,
+    hand_in_form,
+    take_in_files,
+    take_unproved,
+    watch_deadlines,
+)
 from smalti_airflow.stage_settings import EMPTY, resolve_settings
 from tests.support.airflow_home import ROOT
 
@@ -228,6 +236,19 @@ def test_what_is_erased_again_keeps_the_grace_that_was_asked_for(lake: Lake, mon
     assert re.fullmatch(r"prove_f{16}_\d{8}T\d\d", second["run"])
 
 
+def test_what_came_back_is_erased_by_a_run_of_its_own(lake: Lake, repository: Any) -> None:
+    form = FORM | {"action": "erase", "reference": "T-7", "keys": "id cats/1.jpg", "grace_days": 30}
+    request = hand_in_form(form, run_of())["request"]
+    assert erase_again({"again": {}}) == []
+    [again] = erase_again({"again": {request: "rows of tables"}})
+    assert again["conf"] == {"request": request, "grace_days": 30}
+    assert re.fullmatch(rf"again_{request}_\d{{8}}", again["run"]), "one a day: its grace begins anew"
+    task = repository.dags["optout_watch"].task_dict["look"]
+    assert resolve_settings(task.stage, task.settings, "test") == {}
+    [known] = standings(lake)
+    assert known.again is None
+
+
 def test_somebody_is_told_before_a_request_is_late(lake: Lake) -> None:
     form = FORM | {"action": "exclude", "reference": "T-7", "keys": "domain example.org"}
     run = SimpleNamespace(dag_id="optout_watch", run_id="1")
@@ -297,6 +318,9 @@ def test_the_watch_forgets_beside_counting_and_either_goes_on_without_the_other(
         ("forget",),
         ("unproved", "prove_again"),
         ("prove_again",),
+        ("look", "came_back"),
+        ("came_back", "erase_again"),
+        ("erase_again",),
     }
 
 

@@ -21,8 +21,11 @@ LIMITS = {
 
 
 def due(standing: Standing) -> datetime:
-    """When a request has to have its next effect: what is erased is to be excluded as fast as what only is excluded."""
-    return standing.submitted + _limit(standing)
+    """When a request has to have its next effect: what is erased is to be excluded as fast as what only is excluded.
+
+    Of what came into the lake again after it was removed the time is counted from when it was found.
+    """
+    return (standing.again or standing.submitted) + _limit(standing)
 
 
 def _limit(standing: Standing) -> timedelta:

@@ -103,7 +103,8 @@ def _ended(found: Survey, standing: Standing) -> float | None:
         step = found.steps.get(standing.withdrawn)
         return None if step is None else step.written
     if standing.state == State.PROVEN:
-        return found.receipts[standing.id][f"{standing.action}.json"].written
+        last = re.compile(rf"{standing.action}(-\d+)?\.json")
+        return max(info.written for name, info in found.receipts[standing.id].items() if last.fullmatch(name))
     if standing.state == State.REFUSED:
         return max(info.written for name, info in found.folders[standing.id].items() if _ANSWER.fullmatch(name))
     return None

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from smalti import objects
 from smalti.compute import map_tasks
-from smalti.errors import MissingObject
+from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.lake import Lake
 from smalti.optouts.erasing import Erasing
 from smalti.optouts.ledger import state
@@ -20,9 +20,11 @@ from smalti.optouts.ledger_rows import read_matched
 from smalti.optouts.needles import Needle, Removing, keep_removing, needle_of, read_removing
 from smalti.optouts.places import Places
 from smalti.optouts.remove_tables import rows_of_ids
+from smalti.optouts.removed import object_digest, place_digest
 from smalti.optouts.request import Request
 from smalti.optouts.tables import match_tables
 from smalti.shards import mds
+from smalti.sources.inventory import read_inventory
 from smalti.table.store import lance_errors, open_table, read_images, sql_text
 
 _AT_ONCE = 64
@@ -57,6 +59,7 @@ def take_down(lake: Lake, request: Request, erasing: Erasing) -> Removing:
                 pictures[needle.sha256] = needle
             else:
                 spared |= {needle.sha256, needle.pixels} - {""}
+    delivered.update(before.places if before else ())
     now = Removing(
         request=request.id,
         begun=datetime.now(UTC),
@@ -65,9 +68,23 @@ def take_down(lake: Lake, request: Request, erasing: Erasing) -> Removing:
         parts=tuple(sorted(parts.union(erasing.parts))),
         pictures=tuple(pictures[sha256] for sha256 in sorted(pictures)),
         rows={batch: tuple(sorted(batches[batch])) for batch in sorted(batches)},
+        listed=tuple(sorted(_listed(lake, {name.partition("/")[0] for name in ids}, delivered))),
         spared=tuple(sorted(spared.difference(pictures, (each.pixels for each in pictures.values())))),
     )
     return keep_removing(lake, now)
+
+
+def _listed(lake: Lake, sources: set[str], places: set[str]) -> Iterator[str]:
+    """Digests of objects at these places, as the inventories of these sources have them: without their rows there they look new."""
+    for source in sorted(sources) if places else ():
+        for batch in objects.list_names(lake.batches(source)):
+            try:
+                listed = read_inventory(lake, source, batch).objects
+            except (InputError, CorruptError):
+                continue  # not staged, or nothing that says what it had
+            for uri, generation in zip(listed["uri"].to_pylist(), listed["generation"].to_pylist(), strict=True):
+                if place_digest(uri) in places:
+                    yield object_digest(uri, generation)
 
 
 def _needles(task: _Task) -> tuple[tuple[str, ...], list[Needle]]:
