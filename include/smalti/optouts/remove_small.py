@@ -27,10 +27,10 @@ from typing import Any
 from smalti import objects
 from smalti.lake import LEDGER_AND_RECEIPTS, SMALL_OBJECTS, Kind, Lake
 from smalti.maintenance.live import References
-from smalti.optouts.needles import Seeker
+from smalti.optouts.needles import Ids, Seeker
 from smalti.optouts.preview import Preview, page_of, read_preview, turns
 from smalti.optouts.request import Action, read_answer, read_request
-from smalti.optouts.scan import Finding, look_into, values_found
+from smalti.optouts.scan import UNREADABLE, Finding, look_into, values_found
 from smalti.release.latest import is_gone
 from smalti.release.skips import compress, decompress, parse
 
@@ -48,11 +48,10 @@ def is_allowed(lake: Lake, uri: str) -> bool:
 
 @dataclass
 class Removed:
-    """What became of the objects. `left`: what nothing may be done about; `pages`: requests that lost a page of theirs."""
+    """What became of the objects. `pages`: requests that lost a page of theirs."""
 
     objects: Counter[str] = field(default_factory=Counter)
     rewritten: Counter[str] = field(default_factory=Counter)
-    left: list[Finding] = field(default_factory=list)
     pages: set[str] = field(default_factory=set)
 
     def gone(self, lake: Lake, uri: str) -> None:
@@ -107,20 +106,25 @@ def _clean(lake: Lake, uri: str, seeker: Seeker, refs: References, removed: Remo
         if not findings:
             return
         remedy = remedy_of(lake, uri, refs)
-        if remedy is None or (remedy != "object" and any(seeker.text(uri))):
-            removed.left += findings
-            return
+        if remedy is None or _is_dark(uri, findings, remedy) or (remedy != "object" and any(seeker.text(uri))):
+            return  # the scan names it
         after = None if remedy == "object" else _WITHOUT[remedy](data, seeker)
         if after is None:
             if objects.delete_object(uri, generation):
                 removed.gone(lake, uri)
                 return
         elif after == data:
-            removed.left += findings  # what was found is nothing that this can take out
-            return
+            return  # what was found is nothing that this can take out
         elif objects.swap_bytes(uri, after, generation):
             removed.replaced(lake, uri)
             return
+
+
+def _is_dark(uri: str, findings: list[Finding], remedy: Kind) -> bool:
+    """Whether nothing shows that an object names a sample, but that it cannot be read; or it cannot be, and holds rows of others."""
+    return {each.what for each in findings} == {UNREADABLE} or (
+        remedy in ("rows", "preview") and Finding(uri, "", UNREADABLE) in findings
+    )
 
 
 def remedy_of(lake: Lake, uri: str, refs: References) -> Kind | None:
@@ -156,7 +160,11 @@ def _rows_without(data: bytes, seeker: Seeker) -> bytes | None:
 
 
 def _names(seeker: Seeker, row: dict[str, Any]) -> bool:
-    return bool(values_found(seeker, list(row.values()), "value"))
+    return _says(seeker, list(row.values()), "value")
+
+
+def _says(seeker: Seeker, value: Any, ids: Ids = "word") -> bool:
+    return bool(values_found(seeker, value, ids) - {UNREADABLE})
 
 
 def _json_without(data: bytes, seeker: Seeker) -> bytes | None:
@@ -169,7 +177,7 @@ def _json_without(data: bytes, seeker: Seeker) -> bytes | None:
 
 def _plain(seeker: Seeker, value: Any) -> Any:
     if isinstance(value, str):
-        return ERASED if values_found(seeker, value) else value
+        return ERASED if _says(seeker, value) else value
     if isinstance(value, dict):
         return {_plain(seeker, name): _plain(seeker, each) for name, each in value.items()}
     if isinstance(value, list):
@@ -179,13 +187,13 @@ def _plain(seeker: Seeker, value: Any) -> Any:
 
 def _lines_without(data: bytes, seeker: Seeker) -> bytes | None:
     lines = data.decode("utf-8", "surrogateescape").splitlines(keepends=True)
-    kept = [f"{ERASED}\n" if values_found(seeker, line.rstrip("\n")) else line for line in lines]
+    kept = [f"{ERASED}\n" if _says(seeker, line.rstrip("\n")) else line for line in lines]
     return "".join(kept).encode("utf-8", "surrogateescape")
 
 
 def _preview_without(data: bytes, seeker: Seeker) -> bytes | None:
     seen = parse(Preview, decompress(data, "a preview"), "a preview")
-    return compress(seen.without(lambda name: bool(values_found(seeker, name)), ERASED).encode())
+    return compress(seen.without(lambda name: _says(seeker, name), ERASED).encode())
 
 
 _WITHOUT = {"rows": _rows_without, "json": _json_without, "lines": _lines_without, "preview": _preview_without}
