@@ -9,14 +9,20 @@ import pytest
 from smalti import objects
 from smalti.lake import Lake
 from smalti.maintenance.live import References
-from smalti.optouts.needles import Ids, Removing, Seeker
-from smalti.optouts.remove_small import remove_small
+from smalti.optouts.heads import BLOCK, Head, condense
+from smalti.optouts.keys import key_of
+from smalti.optouts.needles import Ids, Removing, Seeker, keep_removing, needle_of, read_removing
+from smalti.optouts.remove_small import is_allowed, remove_small
+from smalti.optouts.request import Action, Forgotten, Request
 from smalti.optouts.scan import scan
 from smalti.shards.stage import shard
 from smalti.sources.inventory import OBJECTS, Inventory, read_inventory
+from tests.conftest import snapshot
+from tests.optouts.lakes import NOW
 from tests.support.pictures import Row, picture, source_run, stored, write_table
 
 ID = "photos/17"
+KEY = key_of("id", ID)
 SEEKER = Seeker(Removing(request="a" * 16, begun=datetime(2026, 1, 1, tzinfo=UTC), ids=(ID, "photos/a b.jpg")))
 
 TEXTS = [
@@ -67,3 +73,31 @@ def test_an_id_that_is_a_value_of_a_row_is_found(lake: Lake) -> None:
     shard(lake, run)
     found = {each.uri.removeprefix(f"{lake.root}/").split("/")[0] for each in scan(lake, SEEKER).findings}
     assert found == {"parts", "tables"}
+
+
+def test_what_a_later_run_wants_is_spared_no_more(lake: Lake) -> None:
+    """A first run, which was killed, took the picture for a stand-in; the next one knows that it was asked for."""
+    picture_, stand_in = (needle_of(stored(picture(n)), "source") for n in (1, 2))
+    spared = tuple(sorted({picture_.sha256, picture_.pixels, stand_in.sha256, stand_in.pixels}))
+    first = SEEKER.removing.model_copy(update={"spared": spared})
+    keep_removing(lake, first)
+    now = keep_removing(lake, SEEKER.removing.model_copy(update={"pictures": (picture_,)}))
+    assert now == read_removing(lake, now.request)
+    assert {*now.spared} == {stand_in.sha256, stand_in.pixels}
+    assert {*Seeker(now).whole(stored(picture(1)))} == {"the bytes that were delivered"}
+    assert {*Seeker(now).picture(stored(picture(1)), smaller=False)} == {"its pixels"}
+    assert keep_removing(lake, first) == now, "whichever is first"
+
+
+def test_a_reference_may_be_an_id(lake: Lake) -> None:
+    """It stands where requests are listed, and in what stays of one."""
+    head = Head(id="b" * 16, action=Action.QUERY, reference=ID, submitted=NOW, submitted_by="", keys=1, rejected=0)
+    assert condense(lake, [head.model_copy(update={"id": f"{n:016x}"}) for n in range(BLOCK)])
+    request = Request(id="b" * 16, action=Action.QUERY, reference=ID, submission="x", submitted=NOW, keys=(KEY,))
+    objects.create_bytes(lake.optout_forgotten(request.id), Forgotten.of(request, NOW).encode())
+    before = snapshot(lake.root)
+    remove_small(lake, SEEKER, References((), ()))
+    assert snapshot(lake.root) == before
+    found = [each.uri for each in scan(lake, SEEKER).findings]
+    assert len(found) == 2
+    assert all(is_allowed(lake, uri) for uri in found)
