@@ -331,6 +331,9 @@ SMALL_OBJECTS: tuple[tuple[str, Kind], ...] = (
 )
 """Objects besides tables, parts and releases that may name samples: pattern of a path, and what of it can go by itself. The first that fits counts."""
 
+NO_SMALL_OBJECTS = re.compile(r"releases/[^/]+/(curations|[^/]+/(streams|tree))/.*")
+"""Of a release, what goes as a whole or not at all."""
+
 LEDGER_AND_RECEIPTS = re.compile(
     r"optouts/(requests/[0-9a-f]{16}/(request\.json\.gz|forgotten\.json|erasing(-\d+)?\.json|removing\.json)"
     r"|heads/.*|resolved/.*|snapshots/.*|receipts/.*)"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pyarrow as pa
 import pytest
 
 from smalti import objects
+from smalti.errors import ConflictError
 from smalti.lake import Lake
 from smalti.maintenance.live import References
+from smalti.maintenance.marks import refuse_doomed
 from smalti.optouts.heads import BLOCK, Head, condense
 from smalti.optouts.keys import key_of
 from smalti.optouts.needles import Ids, Removing, Seeker, keep_removing, needle_of, read_removing
@@ -16,7 +19,7 @@ from smalti.optouts.remove_small import is_allowed, remove_small
 from smalti.optouts.request import Action, Forgotten, Request
 from smalti.optouts.scan import scan
 from smalti.shards.stage import shard
-from smalti.sources.inventory import OBJECTS, Inventory, read_inventory
+from smalti.sources.inventory import OBJECTS, Inventory, parquet_bytes, read_inventory
 from tests.conftest import snapshot
 from tests.optouts.lakes import NOW
 from tests.support.pictures import Row, picture, source_run, stored, write_table
@@ -101,3 +104,31 @@ def test_a_reference_may_be_an_id(lake: Lake) -> None:
     found = [each.uri for each in scan(lake, SEEKER).findings]
     assert len(found) == 2
     assert all(is_allowed(lake, uri) for uri in found)
+
+
+def test_a_curation_goes_whole_and_never_under_a_build(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was known of versions when the removal began is not what counts: a build may have come since."""
+    digest = "d" * 64
+    uris = [lake.curation("set", digest), lake.curation_rows("set", digest), lake.quarantine_page("set", digest)]
+    for uri, data in zip(uris, (b"a header", parquet_bytes(pa.table({"id": [ID]}), {}), b"<p>a page</p>"), strict=True):
+        objects.create_bytes(uri, data)
+    objects.create_bytes(other := lake.curation("set", "e" * 64), b"another one")
+    objects.create_bytes(lake.claim("set", "v1"), b"{}")
+    began = References((), ())
+    remove_small(lake, SEEKER, began)
+    assert all(objects.exists(uri) for uri in uris)
+    objects.delete_object(lake.claim("set", "v1"))
+    told = []
+
+    def delete(uri: str, generation: str | None = None) -> bool:
+        with pytest.raises(ConflictError, match="curate and assemble again"):
+            refuse_doomed(lake, uris[:1])
+        told.append(uri)
+        return deletes(uri, generation)
+
+    deletes = objects.delete_object
+    monkeypatch.setattr(objects, "delete_object", delete)
+    assert remove_small(lake, SEEKER, began).objects == {"releases": 3}
+    assert sorted(told) == sorted(uris)
+    refuse_doomed(lake, uris)
+    assert [objects.exists(uri) for uri in (*uris, other)] == [False, False, False, True]

@@ -11,7 +11,8 @@ is a page, or holds nothing else, is deleted.
 | optouts/requests/*/preview.json.gz | ids say `(erased)`; counts and the digest stay, and so do the turns and answers that rest on it |
 | optouts/requests/*/preview.html | the page goes; while its request waits for an answer, it is made anew without them |
 | progress/**/pilot/, optouts/rejected/files/ | the object goes |
-| releases/*/curations/, versions that were given up | the object goes, if no version that counts uses it |
+| releases/*/curations/ | the whole curation goes, if no version that counts uses it, nor one that is being built |
+| versions that were given up | the object goes |
 """
 
 from __future__ import annotations
@@ -19,20 +20,25 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from smalti import objects
-from smalti.lake import LEDGER_AND_RECEIPTS, SMALL_OBJECTS, Kind, Lake
+from smalti.lake import LEDGER_AND_RECEIPTS, NO_SMALL_OBJECTS, SMALL_OBJECTS, Kind, Lake
+from smalti.maintenance.garbage import sweep, write_mark
 from smalti.maintenance.live import References
+from smalti.maintenance.marks import Doomed, OpenCollection, read_mark
 from smalti.optouts.needles import Ids, Seeker
 from smalti.optouts.preview import Preview, page_of, read_preview, turns
 from smalti.optouts.request import Action, read_answer, read_request
 from smalti.optouts.scan import UNREADABLE, Finding, look_into, values_found
 from smalti.release.latest import is_gone
 from smalti.release.skips import compress, decompress, parse
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 ERASED = "(erased)"
 """Stands where something named a sample."""
@@ -74,6 +80,7 @@ def remove_small(lake: Lake, seeker: Seeker, refs: References) -> Removed:
     for uri in small_objects(lake):
         if not is_allowed(lake, uri):
             _clean(lake, uri, seeker, refs, removed)
+    _curations(lake, seeker, removed)
     for request in sorted(removed.pages):
         _page_again(lake, request, seeker)
     for info in objects.list_attempts(lake.root):
@@ -84,10 +91,10 @@ def remove_small(lake: Lake, seeker: Seeker, refs: References) -> Removed:
 
 
 def small_objects(lake: Lake) -> Iterator[str]:
-    """URIs below everything but parts and tables; of versions, what is beside the streams and the tree."""
+    """URIs below everything but parts and tables; of datasets, what is beside curations, streams and trees."""
     for top in TOPS:
         for info in objects.list_objects(f"{lake.root}/{top}"):
-            if "/tree/" not in info.uri and "/streams/" not in info.uri:
+            if not NO_SMALL_OBJECTS.fullmatch(info.uri.removeprefix(f"{lake.root}/")):
                 yield info.uri
 
 
@@ -135,8 +142,6 @@ def remedy_of(lake: Lake, uri: str, refs: References) -> Kind | None:
             return remedy
     steps = path.split("/")
     if steps[0] == "releases" and len(steps) > 3 and uri not in refs.files:
-        if steps[2] == "curations":
-            return None if refs.pending else "object"
         kept = {lake.claim(steps[1], steps[2]), lake.release_tombstone(steps[1], steps[2])}
         if is_gone(lake, steps[1], steps[2]) and uri not in kept:
             return "object"
@@ -197,6 +202,30 @@ def _preview_without(data: bytes, seeker: Seeker) -> bytes | None:
 
 
 _WITHOUT = {"rows": _rows_without, "json": _json_without, "lines": _lines_without, "preview": _preview_without}
+
+
+def _curations(lake: Lake, seeker: Seeker, removed: Removed) -> None:
+    """Remove curations that name a sample, as a collection of garbage: whoever assembles from one meanwhile keeps it, or is told."""
+    named: list[Doomed] = []
+    for dataset in objects.list_names(lake.releases()):
+        held: dict[str, list[objects.ObjectInfo]] = {}
+        for info in objects.list_objects(lake.curations(dataset)):
+            digest = _DIGEST.search(info.uri.rpartition("/")[2])
+            held.setdefault(digest.group() if digest else info.uri, []).append(info)
+        for infos in held.values():
+            if any(
+                not _is_dark(each.uri, found, "object") for each in infos if (found := look_at_bytes(seeker, each.uri))
+            ):
+                named += [
+                    Doomed(kind="curation", uri=each.uri, why="it names what was erased", objects=1, bytes=each.size)
+                    for each in infos
+                ]
+    if not named:
+        return
+    now = time.time()
+    name = write_mark(lake, tuple(named), now).split("/")[-2]
+    for item in sweep(lake, OpenCollection(name, frozenset()), read_mark(lake, name), now, grace=0.0):
+        removed.objects["releases"] += len(item.deletes)
 
 
 def _page_again(lake: Lake, request_id: str, seeker: Seeker) -> None:
