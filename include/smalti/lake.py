@@ -320,7 +320,7 @@ class Lake:
         return join_uri(self.root, *names)
 
 
-Kind = Literal["rows", "json", "lines", "object"]
+Kind = Literal["rows", "json", "lines", "preview", "object"]
 
 SMALL_OBJECTS: tuple[tuple[str, Kind], ...] = (
     (r"(staging|progress)/.*\.parquet", "rows"),
@@ -330,7 +330,8 @@ SMALL_OBJECTS: tuple[tuple[str, Kind], ...] = (
     (r"runs/.*", "object"),
     (r"optouts/rejected/files/.*", "object"),
     (r"optouts/rejected/.*\.jsonl", "lines"),
-    (r"optouts/requests/[0-9a-f]{16}/preview.*", "object"),
+    (r"optouts/requests/[0-9a-f]{16}/preview(-\d+)?\.json\.gz", "preview"),
+    (r"optouts/requests/[0-9a-f]{16}/preview(-\d+)?\.html", "object"),
 )
 """Objects besides tables, parts and releases that may name samples: pattern of a path, and what of it can go by itself. The first that fits counts."""
 

@@ -100,7 +100,8 @@ class OptoutRun(Strict):
     grace_days: float = Field(
         7.0,
         ge=0,
-        description="remove: days between the erasure of parts and the removal of the old ones, for runs to end",
+        description="remove: days between the erasure of parts and the removal of the old ones, for runs to end; more, if the "
+        "request was handed in with more",
     )
 
 

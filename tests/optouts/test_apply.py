@@ -151,6 +151,48 @@ def test_what_matches_much_more_than_was_confirmed_is_looked_at_again(released: 
     assert state_of(released, run) == State.RESOLVED
 
 
+@pytest.mark.parametrize("killed_at", ["preview.html", "preview.json.gz"])
+def test_the_page_shows_the_preview_that_is_confirmed_even_if_a_run_died_between_the_two(
+    released: Lake, monkeypatch: pytest.MonkeyPatch, killed_at: str
+) -> None:
+    def killed(uri: str, data: bytes) -> bool:
+        if uri.endswith(killed_at):
+            raise KeyboardInterrupt
+        return real(uri, data)
+
+    real = objects.create_bytes
+    monkeypatch.setattr(objects, "create_bytes", killed)
+    with pytest.raises(KeyboardInterrupt):
+        asked(released, "owner somebody")
+    monkeypatch.setattr(objects, "create_bytes", real)
+    deliver(released, "third", [Row("1.jpg", stored(picture(41))), Row("2.jpg", stored(picture(42)))])
+    run = asked(released, "owner somebody")
+    seen = read_preview(released, run.request)
+    assert seen is not None
+    page = read_bytes(released.optout_preview_page(run.request)).decode()
+    assert page.count("<figure>") == seen.matched
+
+
+def test_of_two_runs_at_once_the_page_shows_the_preview_that_was_stored(
+    released: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overtaken(uri: str, data: bytes) -> bool:
+        if uri.endswith("preview.json.gz") and not late:
+            late.append(uri)
+            deliver(released, "third", [Row("1.jpg", stored(picture(41))), Row("2.jpg", stored(picture(42)))])
+            asked(released, "owner somebody")
+        return real(uri, data)
+
+    late: list[str] = []
+    real = objects.create_bytes
+    monkeypatch.setattr(objects, "create_bytes", overtaken)
+    run = asked(released, "owner somebody")
+    seen = read_preview(released, run.request)
+    assert seen is not None
+    assert seen.matched == 11
+    assert read_bytes(released.optout_preview_page(run.request)).decode().count("<figure>") == 11
+
+
 def test_what_matches_little_more_than_was_seen_is_applied(released: Lake) -> None:
     run = asked(released, "owner somebody")
     deliver(released, "third", [Row("1.jpg", stored(picture(41)))])

@@ -15,11 +15,13 @@ import pytest
 from smalti import objects
 from smalti.errors import CorruptError, InputError
 from smalti.lake import Lake
+from smalti.optouts.apply import apply, refuse
 from smalti.optouts.erase import erase
 from smalti.optouts.ledger import read_step
+from smalti.optouts.preview import look_again, preview, read_preview, turns
 from smalti.optouts.receipt_erase import read_erase_receipt
 from smalti.optouts.remove import RemoveReport, remove
-from smalti.optouts.request import Action
+from smalti.optouts.request import Action, Answer, read_answer, read_request, write_answer
 from smalti.optouts.status import State, standings
 from smalti.settings import OptoutRun, SourceRun
 from smalti.shards import mds
@@ -249,6 +251,19 @@ def test_the_grace_is_waited_for(lake: Lake, run: OptoutRun) -> None:
     assert remove(lake, week, now=lambda: datetime.now(UTC) + timedelta(days=8)).removed
 
 
+def test_a_run_with_fewer_days_waits_for_the_grace_that_the_request_was_handed_in_with(
+    lake: Lake, run: OptoutRun
+) -> None:
+    uri = lake.optout_request(run.request)
+    asked = read_request(lake, run.request).model_copy(update={"grace_days": 30.0})
+    objects.delete_object(uri)
+    objects.create_bytes(uri, asked.encode())
+    assert erase(lake, run).grace_days == 30, "so that the DAG waits for as long"
+    with pytest.raises(InputError, match="its grace is not over"):
+        remove(lake, run, now=lambda: datetime.now(UTC) + timedelta(days=29))
+    assert remove(lake, run, now=lambda: datetime.now(UTC) + timedelta(days=31)).removed
+
+
 def test_nothing_is_removed_as_long_as_something_uses_an_old_part(lake: Lake, run: OptoutRun) -> None:
     claimed = lake.claim("set", "v3")
     objects.create_bytes(claimed, b"{}")
@@ -258,6 +273,58 @@ def test_nothing_is_removed_as_long_as_something_uses_an_old_part(lake: Lake, ru
     assert {name: each for name, each in snapshot(lake.root).items() if "removing.json" not in name} == before
     objects.delete_object(claimed)
     assert remove(lake, run).removed
+
+
+def test_turns_and_answers_of_other_requests_stay_what_they_were(lake: Lake, run: OptoutRun) -> None:
+    """A no at a second turn stays a no, and who waits there still waits, with a page to answer by."""
+    asked = {}
+    for name in ("refused", "waits", "waits at once", "applied"):
+        asked[name] = line.ask(lake, Action.EXCLUDE, name).request
+        if name != "waits at once":
+            write_answer(lake, said(asked[name], apply=True))
+    for name in ("refused", "waits"):
+        look_again(lake, read_request(lake, asked[name]), 2)
+    refuse(lake, asked["refused"], "me")
+
+    def told() -> dict[str, object]:
+        return {
+            name: (read_answer(lake, each), turns(lake, each), standings(lake, [each]), digest(lake, each))
+            for name, each in asked.items()
+        }
+
+    before = told()
+    assert before["refused"][:2] == (read_answer(lake, asked["refused"]), 2)  # type: ignore[index]
+    assert remove(lake, run).removed
+    assert told() == before
+    for name, each in asked.items():
+        turn = turns(lake, each)
+        assert objects.exists(lake.optout_preview_page(each, turn)) == name.startswith("waits")
+        assert not any(id in objects.read_bytes(page).decode() for page in pages(lake, each) for id in ERASED)
+        found = read_preview(lake, each)
+        assert found is not None
+        assert {listed.id for listed in found.shown} == {"(erased)"}
+    with pytest.raises(InputError, match="was refused"):
+        apply(lake, OptoutRun(request=asked["refused"]))
+    page = lake.optout_preview_page(asked["waits"], 2)
+    objects.delete_object(page)
+    seen = preview(lake, OptoutRun(request=asked["waits"]))
+    assert (seen.page, seen.digest) == (page, digest(lake, asked["waits"]))
+    assert objects.exists(page)
+    line.exclude(lake, OptoutRun(request=asked["waits at once"]))
+
+
+def said(request: str, *, apply: bool) -> Answer:
+    return Answer(request=request, apply=apply, by="me", answered=datetime.now(UTC), preview_sha256="")
+
+
+def digest(lake: Lake, request: str) -> str:
+    found = read_preview(lake, request)
+    assert found is not None
+    return found.digest()
+
+
+def pages(lake: Lake, request: str) -> list[str]:
+    return [info.uri for info in objects.list_objects(lake.optout_folder(request)) if info.uri.endswith(".html")]
 
 
 def test_a_request_that_does_not_erase_or_is_not_erased_yet_is_refused(lake: Lake, run: OptoutRun) -> None:

@@ -113,6 +113,14 @@ def test_the_salt_is_made_once_and_one_that_is_damaged_is_said_so(lake: Lake, mo
         handed(lake)
 
 
+def test_the_grace_of_a_request_to_erase_is_kept_with_it(any_lake: Lake) -> None:
+    assert handed(any_lake, grace_days=30).grace_days is None, "what only excludes has none"
+    found = handed(any_lake, action=Action.ERASE, grace_days=30)
+    assert read_request(any_lake, found.id).grace_days == 30
+    assert (found.grace(7), found.grace(40)) == (timedelta(days=30), timedelta(days=40)), "the larger counts"
+    assert handed(any_lake, reference="T-3", action=Action.ERASE).grace(7) == timedelta(days=7)
+
+
 def test_good_rows_apply_and_the_others_are_named_beside_the_request(any_lake: Lake) -> None:
     found = handed(any_lake, "owner Jane\n\nnonsense\nsha256 xyz")
     assert (len(found.keys), found.rejected) == (1, 2)

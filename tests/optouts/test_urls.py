@@ -61,12 +61,8 @@ def test_most_other_urls_are_passed_over() -> None:
 
 def in_column(urls: list[str], prefixes: list[str]) -> set[tuple[str, str]]:
     frame = pl.DataFrame(
-        {
-            "row": range(len(urls)),
-            "host": [None] * len(urls),
-            "spelled": [one_by_one(KeyKind.URL, url) for url in urls],
-        },
-        schema={"row": pl.Int64, "host": pl.String, "spelled": pl.String},
+        {"row": range(len(urls)), "spelled": [one_by_one(KeyKind.URL, url) for url in urls]},
+        schema={"row": pl.Int64, "spelled": pl.String},
     )
     return {(urls[row], value) for row, value in Prefixes(tuple(prefixes)).find(frame).iter_rows()}
 
@@ -83,6 +79,25 @@ def test_prefixes_end_at_a_boundary(texts: list[str], more: list[str], deep: int
         and (prefix.endswith("/") or url[len(prefix) : len(prefix) + 1] in ("", "/", "?", "#"))
     }
     assert in_column(urls, prefixes) == expected
+
+
+@given(st.lists(TEXTS, max_size=20), st.integers(0, 12))
+def test_no_url_that_has_a_prefix_is_passed_over(texts: list[str], length: int) -> None:
+    spelled = {each: one_by_one(KeyKind.URL, each) for each in texts}
+    cut = {each[:at] for each in spelled.values() for at in (len(each), len("https://a.org") + length)}
+    prefixes = sorted({one_by_one(KeyKind.PREFIX, each) for each in cut if _is_url(each)})
+    frame = pl.DataFrame({"url": texts}, schema={"url": pl.String})
+    for some in (prefixes, *([prefix] for prefix in prefixes[:6])):
+        found = Prefixes(tuple(some)).among(frame)["url"]
+        expected = {url for url in texts if in_column([url], some)}
+        assert expected <= set(found)
+
+
+def test_most_urls_of_others_are_passed_over() -> None:
+    urls = [f"https://{host}/{user}/{n}.jpg" for host in ("a.org", "b.org") for user in ("me", "you") for n in range(9)]
+    for prefix, expected in (("https://a.org/me", urls[:9]), ("https://a.org/", urls[:18])):
+        frame = Prefixes((prefix,)).among(pl.DataFrame({"url": urls}))
+        assert frame["url"].to_list() == expected
 
 
 def _is_url(text: str) -> bool:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from pydantic import Field
 
@@ -133,12 +133,12 @@ def _ready(lake: Lake, request: Request, run: OptoutRun, now: datetime) -> Erasi
     erasing = read_erasing(lake, request.id)
     if erasing is None:
         raise InputError("its parts are not erased yet", uri, f"Run `smalti optout erase {request.id}` first")
-    over = erasing.erased + timedelta(days=run.grace_days)
+    over = erasing.erased + request.grace(run.grace_days)
     if now < over:
         raise InputError(
             f"its grace is not over: training runs that read the old parts may end until {over:%Y-%m-%d %H:%M} UTC",
             uri,
-            "Run it again then, or with fewer --grace-days",
+            "Run it again then, or with fewer --grace-days, but no fewer than the request itself says",
         )
     return erasing
 

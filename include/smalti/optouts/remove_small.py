@@ -8,7 +8,9 @@ is a page, or holds nothing else, is deleted.
 | staging/, progress/: parquet | rows go that name a sample; a checkpoint without rows goes |
 | staging/, progress/, runs/, gc/: json | values that name a sample say `(erased)` |
 | runs/, optouts/rejected/: text, jsonl | lines that name a sample say `(erased)` |
-| progress/**/pilot/, optouts/requests/*/preview.*, optouts/rejected/files/ | the object goes |
+| optouts/requests/*/preview.json.gz | ids say `(erased)`; counts and the digest stay, and so do the turns and answers that rest on it |
+| optouts/requests/*/preview.html | the page goes; while its request waits for an answer, it is made anew without them |
+| progress/**/pilot/, optouts/rejected/files/ | the object goes |
 | releases/*/curations/, versions that were given up | the object goes, if no version that counts uses it |
 """
 
@@ -26,8 +28,11 @@ from smalti import objects
 from smalti.lake import LEDGER_AND_RECEIPTS, SMALL_OBJECTS, Kind, Lake
 from smalti.maintenance.live import References
 from smalti.optouts.needles import Seeker
+from smalti.optouts.preview import Preview, page_of, read_preview, turns
+from smalti.optouts.request import Action, read_answer, read_request
 from smalti.optouts.scan import Finding, look_into, values_found
 from smalti.release.latest import is_gone
+from smalti.release.skips import compress, decompress, parse
 
 ERASED = "(erased)"
 """Stands where something named a sample."""
@@ -43,14 +48,18 @@ def is_allowed(lake: Lake, uri: str) -> bool:
 
 @dataclass
 class Removed:
-    """What became of the objects. `left`: what nothing may be done about."""
+    """What became of the objects. `left`: what nothing may be done about; `pages`: requests that lost a page of theirs."""
 
     objects: Counter[str] = field(default_factory=Counter)
     rewritten: Counter[str] = field(default_factory=Counter)
     left: list[Finding] = field(default_factory=list)
+    pages: set[str] = field(default_factory=set)
 
     def gone(self, lake: Lake, uri: str) -> None:
         self.objects[_top(lake, uri)] += 1
+        request = uri.removeprefix(f"{lake.optout_requests()}/").partition("/")[0]
+        if uri.startswith(f"{lake.optout_folder(request)}/"):
+            self.pages.add(request)
 
     def replaced(self, lake: Lake, uri: str) -> None:
         self.rewritten[_top(lake, uri)] += 1
@@ -66,6 +75,8 @@ def remove_small(lake: Lake, seeker: Seeker, refs: References) -> Removed:
     for uri in small_objects(lake):
         if not is_allowed(lake, uri):
             _clean(lake, uri, seeker, refs, removed)
+    for request in sorted(removed.pages):
+        _page_again(lake, request, seeker)
     for info in objects.list_attempts(lake.root):
         if look_at_bytes(seeker, info.uri):  # what a killed writer left; one that lives fails, and does it again
             objects.delete_object(info.uri)
@@ -145,7 +156,7 @@ def _rows_without(data: bytes, seeker: Seeker) -> bytes | None:
 
 
 def _names(seeker: Seeker, row: dict[str, Any]) -> bool:
-    return bool(values_found(seeker, list(row.values())))
+    return bool(values_found(seeker, list(row.values()), "value"))
 
 
 def _json_without(data: bytes, seeker: Seeker) -> bytes | None:
@@ -172,4 +183,21 @@ def _lines_without(data: bytes, seeker: Seeker) -> bytes | None:
     return "".join(kept).encode("utf-8", "surrogateescape")
 
 
-_WITHOUT = {"rows": _rows_without, "json": _json_without, "lines": _lines_without}
+def _preview_without(data: bytes, seeker: Seeker) -> bytes | None:
+    seen = parse(Preview, decompress(data, "a preview"), "a preview")
+    return compress(seen.without(lambda name: bool(values_found(seeker, name)), ERASED).encode())
+
+
+_WITHOUT = {"rows": _rows_without, "json": _json_without, "lines": _lines_without, "preview": _preview_without}
+
+
+def _page_again(lake: Lake, request_id: str, seeker: Seeker) -> None:
+    """Make the page of a request that waits for an answer: somebody is to look at it. Killed before, its preview makes it when it is run again."""
+    request = read_request(lake, request_id)
+    if request.action == Action.QUERY or read_answer(lake, request_id) is not None:
+        return
+    turn = max(1, turns(lake, request_id))
+    seen, uri = read_preview(lake, request_id, turn), lake.optout_preview_page(request_id, turn)
+    page = page_of(lake, request, seen) if seen else b""
+    if page and not look_into(seeker, uri, page):
+        objects.create_bytes(uri, page)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Literal
 
@@ -64,6 +64,11 @@ class Request(Model):
     rejected: int = Field(
         0, ge=0, description="rows of what was handed in that are no keys: optouts/rejected names them"
     )
+    grace_days: float | None = Field(
+        None,
+        ge=0,
+        description="erase: days between the erasure and the removal that were asked for with it; empty: nobody said",
+    )
     forgotten: AwareDatetime | None = Field(
         None, description="when its keys were removed; such an object is not stored"
     )
@@ -77,6 +82,10 @@ class Request(Model):
         if list(self.keys) != ordered(self.keys):
             raise ValueError("the keys are not sorted, or one stands twice")
         return self
+
+    def grace(self, days: float) -> timedelta:
+        """The grace of a run that says so many days: never less than what was asked for with the request, which people were told."""
+        return timedelta(days=max(days, self.grace_days or 0))
 
     @property
     def is_wide(self) -> bool:
@@ -219,7 +228,10 @@ def write_answer(lake: Lake, answer: Answer, turn: int = 1) -> Answer:
 
 
 def read_answer(lake: Lake, request: str) -> Answer | None:
-    """The answer to the newest preview of a request; None: it waits."""
+    """The answer to the newest preview of a request; None: it waits.
+
+    A turn is one that has a preview, or an answer: previews have their time, and answers stay.
+    """
     turn = 1
     while True:
         uri = lake.optout_answer(request, turn)
@@ -227,6 +239,11 @@ def read_answer(lake: Lake, request: str) -> Answer | None:
         if found is None:
             return None
         answer = parse(Answer, found[0], uri)
-        if not answer.apply or not objects.exists(lake.optout_preview(request, turn + 1)):
+        if not answer.apply or not has_turn(lake, request, turn + 1):
             return answer
         turn += 1
+
+
+def has_turn(lake: Lake, request: str, turn: int) -> bool:
+    """Whether a request was looked at so often."""
+    return objects.exists(lake.optout_preview(request, turn)) or objects.exists(lake.optout_answer(request, turn))

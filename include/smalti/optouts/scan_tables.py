@@ -139,7 +139,7 @@ def _in_raw(uri: str, seeker: Seeker) -> Iterator[Finding]:
         text = objects.read_bytes(uri).decode(errors="replace")
     except MissingObject:
         return
-    yield from (Finding(uri, "", what) for what in {*seeker.text(text, whole=False)})
+    yield from (Finding(uri, "", what) for what in {*seeker.text(text, "anywhere")})
 
 
 def unnamed_files(uri: str) -> frozenset[str]:

@@ -15,16 +15,22 @@ from smalti import objects
 from smalti.lake import Lake
 from smalti.objects import ObjectInfo
 from smalti.optouts.heads import READERS, Head, condense, read_blocks, read_heads, read_some
-from smalti.optouts.request import Action, read_answer
+from smalti.optouts.preview import read_preview, why_ask
+from smalti.optouts.request import Action, read_answer, read_request
 from smalti.optouts.resolution import BLOCK
+
+PREVIEW = re.compile(r"preview(?:-(\d+))?\.json\.gz")
+ANSWER = re.compile(r"answer(?:-(\d+))?\.json")
+"""Names in a request's folder: of the first turn, or of a later one."""
 
 _STEP = re.compile(r"(block-)?(\d{8})\.json\.gz")
 
 
 class State(StrEnum):
-    """In the order in which a request goes through them."""
+    """In the order in which a request goes through them. LOOKED_AT: it has a preview, and nobody needs to be asked."""
 
     HANDED_IN = "handed in"
+    LOOKED_AT = "looked at"
     WAITS = "waits for confirmation"
     REFUSED = "refused"
     CONFIRMED = "confirmed"
@@ -37,7 +43,7 @@ class State(StrEnum):
 ENDED = frozenset({State.PROVEN, State.REFUSED, State.WITHDRAWN})
 """Nothing more is to be done; what was refused was decided by a person."""
 
-_WAITING = frozenset({State.HANDED_IN, State.WAITS})
+_WAITING = frozenset({State.HANDED_IN, State.LOOKED_AT, State.WAITS})
 """Nobody has answered yet."""
 
 
@@ -202,7 +208,16 @@ def _state(
     answer = read_answer(lake, head.id) if "answer.json" in folder else None
     if answer is not None:
         return State.CONFIRMED if answer.apply else State.REFUSED
-    return State.WAITS if "preview.json.gz" in folder else State.HANDED_IN
+    return _unanswered(lake, head.id, folder)
+
+
+def _unanswered(lake: Lake, request: str, folder: Iterable[str]) -> State:
+    """Of a request without an answer to its newest preview: whether that is to be answered by a person."""
+    turns = [int(name[1] or 1) for name in map(PREVIEW.fullmatch, folder) if name]
+    found = read_preview(lake, request, max(turns)) if turns else None
+    if found is None:
+        return State.HANDED_IN
+    return State.WAITS if why_ask(read_request(lake, request), found.matched) else State.LOOKED_AT
 
 
 def _head(standing: Standing) -> Head:

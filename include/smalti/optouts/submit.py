@@ -31,6 +31,7 @@ def hand_in(
     submitted_by: str = "",
     withdraws: str | None = None,
     confirm_above: int = CONFIRM_ABOVE,
+    grace_days: float | None = None,
 ) -> Request:
     """Put what somebody asks for into the ledger, or find it there: the same keys from the same submission are one request.
 
@@ -39,6 +40,7 @@ def hand_in(
         submission: what was handed in: equal for two calls that hand in one thing, and another one for all else.
         submitted: aware. Of a request that is there already, what is there counts.
         withdraws: id of the request that is taken back; goes with Action.WITHDRAW.
+        grace_days: of a request to erase: what no run of it goes below.
     Raises:
         InputError: no row of it is a key (the rejected rows are written all the same), a field is wrong, what is withdrawn cannot be, or
             the very request was refused or taken back before.
@@ -61,6 +63,7 @@ def hand_in(
             keys=keys,
             withdraws=withdraws,
             confirm_above=confirm_above,
+            grace_days=grace_days if action == Action.ERASE else None,
             rejected=len(parsed.rejected),
         )
     except ValidationError as error:
