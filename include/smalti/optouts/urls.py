@@ -66,7 +66,7 @@ def below(hosts: Any, domains: Any) -> Any:
     return pl.concat(found) if found else frame
 
 
-_WHITE = "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
+WHITE = "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
 """What `str.strip` takes away."""
 
 _NO_PATH = "^[^/]*//[^/?#]*(?:[?#]|$)"
@@ -105,7 +105,7 @@ class Tails:
         """A polars expression over a column of URLs."""
         import polars as pl
 
-        url = pl.col(column).str.strip_chars_end(_WHITE)
+        url = pl.col(column).str.strip_chars_end(WHITE)
         found = url.str.ends_with("?") | url.str.contains("#", literal=True)
         for length, values in self.values:
             found |= url.str.tail(length).is_in(values.implode())
