@@ -15,13 +15,13 @@ from smalti.curation.near import Ints
 from smalti.curation.readers import Rows
 from smalti.optouts.keys import KeyKind
 from smalti.optouts.request import Request
-from smalti.optouts.urls import Prefixes, Tails, below, spelled_hosts, spelled_urls
+from smalti.optouts.urls import WHITE, Prefixes, Tails, below, spelled_hosts, spelled_urls
 from smalti.shards.samples import KEYS
 
 Outcome = TypeVar("Outcome")
 
 _TEXTS = {KeyKind.ID: "id", KeyKind.OWNER: "owner"}
-"""Kinds whose keys are compared with a column as it is."""
+"""Kinds whose keys are compared with a column, but for white space around it."""
 
 
 def over_chunks(reader: Rows, work: Callable[[int, int, int], Outcome]) -> Iterator[Outcome]:
@@ -152,7 +152,8 @@ class Direct:
         frame = frame.with_columns(row=pl.int_range(first, first + frame.height, dtype=pl.Int64))
         for name in {*columns} & {*self._texts}:
             keys, values = self._texts[name]
-            found.append(_hits(frame.select("row", value=name), keys, values))
+            text = pl.col(name).str.strip_chars(WHITE) if name == "owner" else pl.col(name)  # an id has none around it
+            found.append(_hits(frame.select("row", value=text), keys, values))
 
         def more(column: str, rows: Any) -> Any:
             """Another column of some of these rows, as `value`."""

@@ -27,9 +27,9 @@ import pyarrow.compute as pc
 from smalti import objects
 from smalti.errors import ConflictError, CorruptError, InputError, MissingObject
 from smalti.lake import Lake
-from smalti.optouts.ledger_rows import READERS, places_and_ids, read_matched, write_matched
+from smalti.optouts.ledger_rows import places_and_ids, read_matched, write_matched
 from smalti.optouts.reach import Matcher, Reach, Tables, read_requests
-from smalti.optouts.request import Action, Request, read_answer
+from smalti.optouts.request import READERS, Action, Request, read_answer
 from smalti.optouts.resolution import BLOCK, Block, Ledger, Resolution
 from smalti.release.optouts import newest_position, read_snapshot
 from smalti.release.skips import M, decompress, parse

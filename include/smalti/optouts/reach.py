@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 
 from smalti.lake import Lake
 from smalti.optouts.ledger_rows import (
-    READERS,
     in_order,
     not_in,
     read_matched,
@@ -30,7 +29,7 @@ from smalti.optouts.ledger_rows import (
     without_doubles,
 )
 from smalti.optouts.matched import KEY
-from smalti.optouts.request import Request, read_request
+from smalti.optouts.request import READERS, Request, read_request
 from smalti.optouts.resolution import Ledger
 from smalti.shards.part import Part
 
