@@ -14,6 +14,7 @@ from smalti.curation.load import AHEAD, ROWS, starts_of
 from smalti.curation.near import Ints
 from smalti.curation.readers import Rows
 from smalti.optouts.keys import KeyKind
+from smalti.optouts.neighbours import Neighbours
 from smalti.optouts.request import Request
 from smalti.optouts.urls import WHITE, Prefixes, Tails, below, spelled_hosts, spelled_urls
 from smalti.shards.samples import KEYS
@@ -207,15 +208,19 @@ def rows_of(ids: Any, reader: Rows) -> Any:
 
     sources = set(ids.str.splitn("/", 2).struct.field("field_0").unique())
     wanted = ids.unique()
+    asked = Neighbours.of(
+        wanted.hash().to_numpy(), 0
+    )  # made once: of a million texts each chunk would make a table anew
 
     def look(part: int, start: int, first: int) -> Any:
         if reader.sources[part] not in sources:
             return pl.DataFrame(schema={"row": pl.Int64, "id": pl.String})
-        frame = reader.read(part, ["id"], start, ROWS)
-        frame = frame.with_columns(row=pl.int_range(first, first + frame.height, dtype=pl.Int64))
-        return frame.filter(pl.col("id").is_in(wanted.implode())).select("row", "id")
+        found = reader.read(part, ["id"], start, ROWS)["id"]
+        places = asked.places(found.hash().to_numpy())
+        return pl.DataFrame({"row": first + places, "id": found.gather(places)})
 
-    return pl.concat([pl.DataFrame(schema={"row": pl.Int64, "id": pl.String}), *over_chunks(reader, look)])
+    found = pl.concat([pl.DataFrame(schema={"row": pl.Int64, "id": pl.String}), *over_chunks(reader, look)])
+    return found.filter(pl.col("id").is_in(wanted.implode()))
 
 
 def as_rows(frame: Any) -> Ints:

@@ -27,7 +27,7 @@ from smalti.lake import Lake
 from smalti.optouts.keys import HANDED_IN_AGAIN, Key, KeyKind, spelled
 from smalti.optouts.ledger import state
 from smalti.optouts.ledger_rows import read_matched
-from smalti.optouts.prints import Neighbours
+from smalti.optouts.neighbours import Neighbours
 from smalti.optouts.request import READERS, Action, Request, read_answer, read_request, request_ids
 from smalti.optouts.resolution import Ledger
 from smalti.shards.samples import THUMBNAIL, check_thumbnails
