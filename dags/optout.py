@@ -17,7 +17,7 @@ are written anew or bytes removed).
 | take_in | (`optout_inbox`) puts what was dropped into the ledger and removes it from the inbox; what cannot be read goes to `optouts/rejected` | finds the rest |
 | forget | (`optout_watch`) removes rejected rows, previews and keys that nothing is compared with, 90 days after a request's end (`include/optouts.yaml`) | finds the rest |
 | watch | (`optout_watch`) metrics `smalti.optouts.<state>` and `.overdue`, a page below `runs/`, an alert | says it again |
-| prove | reads every affected stream of every live release back through the training loader; writes the receipt | the first receipt counts |
+| prove | reads affected streams of every live release back through the training loader, of large ones 16 shards a tier; writes the receipt | the first receipt counts |
 | erase | (`erase` only) writes affected parts anew with the same shards, puts successors in the place of live versions that use them, and gives up the old ones | goes on |
 | grace | (`erase` only) waits the days of *Grace*, for training runs that read the old parts; they can resume on the successor | waits for what is left |
 | remove | (`erase` only) removes the bytes and the ids from tables, parts, versions, checkpoints, pages, logs and former generations; scans every object of the lake; writes the second receipt | goes on |

@@ -335,10 +335,15 @@ SMALL_OBJECTS: tuple[tuple[str, Kind], ...] = (
 )
 """Objects besides tables, parts and releases that may name samples: pattern of a path, and what of it can go by itself. The first that fits counts."""
 
+NO_SMALL_OBJECTS = re.compile(r"releases/[^/]+/(curations|[^/]+/(streams|tree))/.*")
+"""Of a release, what goes as a whole or not at all."""
+
 LEDGER_AND_RECEIPTS = re.compile(
-    r"optouts/(requests/[0-9a-f]{16}/(request\.json\.gz|erasing(-\d+)?\.json|removing\.json)|resolved/.*|snapshots/.*|receipts/.*)"
+    r"optouts/(requests/[0-9a-f]{16}/(request\.json\.gz|forgotten\.json|erasing(-\d+)?\.json|removing\.json)"
+    r"|heads/.*|resolved/.*|snapshots/.*|receipts/.*)"
 )
-"""Objects that name what was opted out for as long as it is: without them it would come back."""
+"""Objects that name what was opted out for as long as it is: without them it would come back. Some say no more than the reference that a
+request was handed in under, which may be a sample's id."""
 
 STREAM_INDEX = "streams/{group}/{tier}/{ar}/index.json.gz"
 """A stream's merged index, relative to its manifest."""

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pyarrow as pa
 import pytest
 
 from smalti import objects
+from smalti.errors import ConflictError
 from smalti.lake import Lake
 from smalti.maintenance.live import References
-from smalti.optouts.needles import Ids, Removing, Seeker
-from smalti.optouts.remove_small import remove_small
+from smalti.maintenance.marks import refuse_doomed
+from smalti.optouts.heads import BLOCK, Head, condense
+from smalti.optouts.keys import key_of
+from smalti.optouts.needles import Ids, Removing, Seeker, keep_removing, needle_of, read_removing
+from smalti.optouts.remove_small import is_allowed, remove_small
+from smalti.optouts.request import Action, Forgotten, Request
 from smalti.optouts.scan import scan
 from smalti.shards.stage import shard
-from smalti.sources.inventory import OBJECTS, Inventory, read_inventory
+from smalti.sources.inventory import OBJECTS, Inventory, parquet_bytes, read_inventory
+from tests.conftest import snapshot
+from tests.optouts.lakes import NOW
 from tests.support.pictures import Row, picture, source_run, stored, write_table
 
 ID = "photos/17"
+KEY = key_of("id", ID)
 SEEKER = Seeker(Removing(request="a" * 16, begun=datetime(2026, 1, 1, tzinfo=UTC), ids=(ID, "photos/a b.jpg")))
 
 TEXTS = [
@@ -67,3 +76,59 @@ def test_an_id_that_is_a_value_of_a_row_is_found(lake: Lake) -> None:
     shard(lake, run)
     found = {each.uri.removeprefix(f"{lake.root}/").split("/")[0] for each in scan(lake, SEEKER).findings}
     assert found == {"parts", "tables"}
+
+
+def test_what_a_later_run_wants_is_spared_no_more(lake: Lake) -> None:
+    """A first run, which was killed, took the picture for a stand-in; the next one knows that it was asked for."""
+    picture_, stand_in = (needle_of(stored(picture(n)), "source") for n in (1, 2))
+    spared = tuple(sorted({picture_.sha256, picture_.pixels, stand_in.sha256, stand_in.pixels}))
+    first = SEEKER.removing.model_copy(update={"spared": spared})
+    keep_removing(lake, first)
+    now = keep_removing(lake, SEEKER.removing.model_copy(update={"pictures": (picture_,)}))
+    assert now == read_removing(lake, now.request)
+    assert {*now.spared} == {stand_in.sha256, stand_in.pixels}
+    assert {*Seeker(now).whole(stored(picture(1)))} == {"the bytes that were delivered"}
+    assert {*Seeker(now).picture(stored(picture(1)), smaller=False)} == {"its pixels"}
+    assert keep_removing(lake, first) == now, "whichever is first"
+
+
+def test_a_reference_may_be_an_id(lake: Lake) -> None:
+    """It stands where requests are listed, and in what stays of one."""
+    head = Head(id="b" * 16, action=Action.QUERY, reference=ID, submitted=NOW, submitted_by="", keys=1, rejected=0)
+    assert condense(lake, [head.model_copy(update={"id": f"{n:016x}"}) for n in range(BLOCK)])
+    request = Request(id="b" * 16, action=Action.QUERY, reference=ID, submission="x", submitted=NOW, keys=(KEY,))
+    objects.create_bytes(lake.optout_forgotten(request.id), Forgotten.of(request, NOW).encode())
+    before = snapshot(lake.root)
+    remove_small(lake, SEEKER, References((), ()))
+    assert snapshot(lake.root) == before
+    found = [each.uri for each in scan(lake, SEEKER).findings]
+    assert len(found) == 2
+    assert all(is_allowed(lake, uri) for uri in found)
+
+
+def test_a_curation_goes_whole_and_never_under_a_build(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was known of versions when the removal began is not what counts: a build may have come since."""
+    digest = "d" * 64
+    uris = [lake.curation("set", digest), lake.curation_rows("set", digest), lake.quarantine_page("set", digest)]
+    for uri, data in zip(uris, (b"a header", parquet_bytes(pa.table({"id": [ID]}), {}), b"<p>a page</p>"), strict=True):
+        objects.create_bytes(uri, data)
+    objects.create_bytes(other := lake.curation("set", "e" * 64), b"another one")
+    objects.create_bytes(lake.claim("set", "v1"), b"{}")
+    began = References((), ())
+    remove_small(lake, SEEKER, began)
+    assert all(objects.exists(uri) for uri in uris)
+    objects.delete_object(lake.claim("set", "v1"))
+    told = []
+
+    def delete(uri: str, generation: str | None = None) -> bool:
+        with pytest.raises(ConflictError, match="curate and assemble again"):
+            refuse_doomed(lake, uris[:1])
+        told.append(uri)
+        return deletes(uri, generation)
+
+    deletes = objects.delete_object
+    monkeypatch.setattr(objects, "delete_object", delete)
+    assert remove_small(lake, SEEKER, began).objects == {"releases": 3}
+    assert sorted(told) == sorted(uris)
+    refuse_doomed(lake, uris)
+    assert [objects.exists(uri) for uri in (*uris, other)] == [False, False, False, True]

@@ -292,6 +292,23 @@ def test_nothing_is_removed_as_long_as_something_uses_an_old_part(lake: Lake, ru
     assert remove(lake, run).removed
 
 
+@pytest.mark.parametrize("what", ["inventory", "checkpoint", "other"])
+def test_what_cannot_be_read_stays_and_is_named(lake: Lake, run: OptoutRun, what: str) -> None:
+    damaged = b"PAR1 and no more than that PAR1"
+    uri = {
+        "inventory": lake.inventory("made", "b9"),
+        "checkpoint": lake.checkpoint("made", "caption", "vlm", "b9-0"),
+        "other": f"{lake.root}/progress/made/whatever.bin.gz",
+    }[what]
+    objects.create_bytes(uri, damaged if uri.endswith(".parquet") else b"\x1f\x8b" + damaged)
+    with pytest.raises(CorruptError, match=f"{uri.rpartition('/')[2]}: it cannot be read: nothing shows whether"):
+        remove(lake, run)
+    assert objects.exists(uri)
+    assert not objects.exists(lake.optout_receipt(run.request, "erase"))
+    objects.delete_object(uri)
+    assert remove(lake, run).removed
+
+
 def test_turns_and_answers_of_other_requests_stay_what_they_were(lake: Lake, run: OptoutRun) -> None:
     """A no at a second turn stays a no, and who waits there still waits, with a page to answer by."""
     asked = {}

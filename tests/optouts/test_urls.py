@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import polars as pl  # noqa: TID253
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from smalti.optouts.keys import KeyKind, key_of, normalise
 from smalti.optouts.urls import Prefixes, Tails, below, spelled_hosts, spelled_urls
+from smalti.optouts.watch import Watch
 
 PIECES = ["https://", "HTTP://", "ftp://", "a.org", "A.org", "b.a.org", ":443", ":80", "/", "//", "/.", "/..", "me", "%41", "%2F", "%2f",
           "?", "x=1", "&", "#", "ü", " ", "'", "%", "*", "\\", "a.org.", "..", "-", "_", "\t", "@", "user@", "~", "+", ";"]  # fmt: skip
@@ -30,7 +32,7 @@ def one_by_one(kind: KeyKind, value: str) -> str:
     try:
         return normalise(kind, value)
     except ValueError:
-        return value
+        return value.strip()
 
 
 @given(st.lists(TEXTS, max_size=20))
@@ -51,6 +53,20 @@ def test_no_url_that_is_a_key_is_passed_over(texts: list[str], end: str) -> None
     for some in (keys, *({key} for key in keys)):  # beside others a key may be found by chance
         frame = pl.DataFrame({"url": texts}, schema={"url": pl.String}).filter(Tails.of(some).may_be("url"))
         assert {text for text in texts if spelled[text] in some} <= set(frame["url"])
+
+
+def test_what_cannot_be_spelled_has_a_prefix_for_parts_as_for_new_data() -> None:
+    text = " https://a.org/me/\x01.jpg\t"
+    [[_, found]] = spelled_urls(pl.DataFrame({"url": [text]})).iter_rows()
+    assert in_column([found], ["https://a.org/me"]) == {(found, "https://a.org/me")}
+    row = pa.table({
+        "id": ["s/1"],
+        "sha256": ["0" * 64],
+        "url": [text],
+        "url_host": pa.nulls(1, pa.string()),
+        "owner": ["Jane"],
+    })
+    assert Watch.of([key_of("prefix", "https://a.org/me")]).asks(row) == [True]
 
 
 def test_most_other_urls_are_passed_over() -> None:

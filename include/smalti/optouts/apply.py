@@ -71,8 +71,9 @@ def apply(lake: Lake, run: OptoutRun) -> ApplyReport:
     turn = turns(lake, request.id)
     seen = read_preview(lake, request.id, turn) if turn else None
     limits = {} if seen is None else {request.id: max(request.confirm_above, seen.matched)}
+    looked = {} if seen is None or seen.reached is None else {request.id: seen.reached}
     try:
-        resolve(lake, [request.id], limits=limits)
+        resolve(lake, [request.id], limits=limits, looked=looked)
     except TooMany as error:
         assert seen is not None
         page = look_again(lake, request, turn + 1)

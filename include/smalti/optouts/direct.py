@@ -14,14 +14,15 @@ from smalti.curation.load import AHEAD, ROWS, starts_of
 from smalti.curation.near import Ints
 from smalti.curation.readers import Rows
 from smalti.optouts.keys import KeyKind
+from smalti.optouts.neighbours import Neighbours
 from smalti.optouts.request import Request
-from smalti.optouts.urls import Prefixes, Tails, below, spelled_hosts, spelled_urls
+from smalti.optouts.urls import WHITE, Prefixes, Tails, below, spelled_hosts, spelled_urls
 from smalti.shards.samples import KEYS
 
 Outcome = TypeVar("Outcome")
 
 _TEXTS = {KeyKind.ID: "id", KeyKind.OWNER: "owner"}
-"""Kinds whose keys are compared with a column as it is."""
+"""Kinds whose keys are compared with a column, but for white space around it."""
 
 
 def over_chunks(reader: Rows, work: Callable[[int, int, int], Outcome]) -> Iterator[Outcome]:
@@ -152,7 +153,8 @@ class Direct:
         frame = frame.with_columns(row=pl.int_range(first, first + frame.height, dtype=pl.Int64))
         for name in {*columns} & {*self._texts}:
             keys, values = self._texts[name]
-            found.append(_hits(frame.select("row", value=name), keys, values))
+            text = pl.col(name).str.strip_chars(WHITE) if name == "owner" else pl.col(name)  # an id has none around it
+            found.append(_hits(frame.select("row", value=text), keys, values))
 
         def more(column: str, rows: Any) -> Any:
             """Another column of some of these rows, as `value`."""
@@ -206,15 +208,19 @@ def rows_of(ids: Any, reader: Rows) -> Any:
 
     sources = set(ids.str.splitn("/", 2).struct.field("field_0").unique())
     wanted = ids.unique()
+    asked = Neighbours.of(
+        wanted.hash().to_numpy(), 0
+    )  # made once: of a million texts each chunk would make a table anew
 
     def look(part: int, start: int, first: int) -> Any:
         if reader.sources[part] not in sources:
             return pl.DataFrame(schema={"row": pl.Int64, "id": pl.String})
-        frame = reader.read(part, ["id"], start, ROWS)
-        frame = frame.with_columns(row=pl.int_range(first, first + frame.height, dtype=pl.Int64))
-        return frame.filter(pl.col("id").is_in(wanted.implode())).select("row", "id")
+        found = reader.read(part, ["id"], start, ROWS)["id"]
+        places = asked.places(found.hash().to_numpy())
+        return pl.DataFrame({"row": first + places, "id": found.gather(places)})
 
-    return pl.concat([pl.DataFrame(schema={"row": pl.Int64, "id": pl.String}), *over_chunks(reader, look)])
+    found = pl.concat([pl.DataFrame(schema={"row": pl.Int64, "id": pl.String}), *over_chunks(reader, look)])
+    return found.filter(pl.col("id").is_in(wanted.implode()))
 
 
 def as_rows(frame: Any) -> Ints:

@@ -110,6 +110,7 @@ class Removing(Model):
     def joined(self, other: Removing) -> Removing:
         """With what the other one has as well; begun when this one was."""
         pictures = {(each.kind, each.sha256): each for each in (*other.pictures, *self.pictures)}
+        wanted = {digest for each in pictures.values() for digest in (each.sha256, each.pixels)}
         return self.model_copy(
             update={
                 "ids": tuple(sorted({*self.ids, *other.ids})),
@@ -121,7 +122,7 @@ class Removing(Model):
                     batch: tuple(sorted({*self.rows.get(batch, ()), *other.rows.get(batch, ())}))
                     for batch in sorted({*self.rows, *other.rows})
                 },
-                "spared": tuple(sorted({*self.spared, *other.spared})),
+                "spared": tuple(sorted({*self.spared, *other.spared} - wanted)),
             }
         )
 

@@ -17,6 +17,7 @@ from smalti import objects
 from smalti.accounting import Report
 from smalti.lake import Lake
 from smalti.optouts.ledger import all_parts
+from smalti.optouts.reached import Reached, store_reached
 from smalti.optouts.request import Action, Request, has_turn, read_answer, read_request, refuse_forgotten
 from smalti.release.latest import live_versions
 from smalti.release.skips import Model, canonical_json, compress, decompress, parse, sha256
@@ -64,10 +65,12 @@ class Preview(Model):
     was: str = Field(
         "", description="digest of what it was before ids of erased samples were taken out; empty: none were"
     )
+    reached: Reached | None = Field(None, description="what it is applied from; of a query, or once outdated, nothing")
 
     def encode(self) -> bytes:
         """The object's content."""
-        return canonical_json(self.model_dump(mode="json", exclude=set() if self.was else {"was"}))
+        unused = {name for name in ("was", "reached") if not getattr(self, name)}
+        return canonical_json(self.model_dump(mode="json", exclude=unused))
 
     def digest(self) -> str:
         """What `Answer.preview_sha256` says: of the content that a person has seen."""
@@ -83,7 +86,7 @@ class Preview(Model):
         shown, near = kept(self.shown), kept(self.shown_near)
         if (shown, near) == (self.shown, self.shown_near):
             return self
-        return self.model_copy(update={"shown": shown, "shown_near": near, "was": self.digest()})
+        return self.model_copy(update={"shown": shown, "shown_near": near, "was": self.digest(), "reached": None})
 
 
 class PreviewReport(Report):
@@ -198,7 +201,12 @@ def page_of(lake: Lake, request: Request, found: Preview) -> bytes:
 def _make(lake: Lake, request: Request, turn: int) -> Preview:
     from smalti.optouts.everywhere import match_everywhere
 
-    made = _preview(lake, request, match_everywhere(lake, all_parts(lake), request))
+    parts = all_parts(lake)
+    seen = match_everywhere(lake, parts, request)
+    made = _preview(lake, request, seen)
+    if request.action != Action.QUERY:
+        reached = store_reached(lake, seen.reached, parts, seen.versions, seen.unmatched)
+        made = made.model_copy(update={"reached": reached})
     objects.create_bytes(lake.optout_preview(request.id, turn), compress(made.encode()))
     found = read_preview(lake, request.id, turn)
     assert found is not None

@@ -40,7 +40,7 @@ from smalti.optouts.receipt_erase import (
 from smalti.optouts.remove_small import is_allowed, remove_small
 from smalti.optouts.remove_tables import remove_rows
 from smalti.optouts.request import Action, Request, read_request
-from smalti.optouts.scan import Finding, Scanned, scan
+from smalti.optouts.scan import UNREADABLE, Finding, Scanned, scan
 from smalti.optouts.scan_tables import unnamed_files
 from smalti.optouts.tables import Tables
 from smalti.optouts.take_down import take_down
@@ -259,6 +259,12 @@ def _refuse_left(request: Request, left: list[Finding]) -> None:
     for each in left:
         log.error("opt-outs: request %s: left: %s", request.id, each)
     more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+    if left[0].what == UNREADABLE:
+        raise CorruptError(
+            f"{UNREADABLE}: nothing shows whether it holds what was erased{more}",
+            left[0].uri,
+            "Restore it, or remove it if nothing needs it; then remove again",
+        )
     raise CorruptError(
         f"{left[0].what} was found that may not be there{more}",
         f"{left[0].uri}{f' ({left[0].where})' if left[0].where else ''}",

@@ -27,6 +27,9 @@ from smalti.optouts.keys import WIDE, Key
 from smalti.optouts.salt import Salt
 from smalti.release.skips import Model, canonical_json, compress, decompress, parse, sha256
 
+READERS = 32
+"""Objects of the ledger that are read at once: 50 ms each on GCS."""
+
 CONFIRM_ABOVE = 1000
 """Matched samples above which a person confirms, unless the request says otherwise."""
 

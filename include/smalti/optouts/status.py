@@ -16,9 +16,9 @@ from smalti import objects
 from smalti.errors import CorruptError
 from smalti.lake import Lake
 from smalti.objects import ObjectInfo
-from smalti.optouts.heads import READERS, Head, condense, read_blocks, read_heads, read_some
+from smalti.optouts.heads import Head, condense, read_blocks, read_heads, read_some
 from smalti.optouts.preview import read_preview, why_ask
-from smalti.optouts.request import Action, read_answer, read_request
+from smalti.optouts.request import READERS, Action, read_answer, read_request
 from smalti.optouts.resolution import BLOCK
 
 PREVIEW = re.compile(r"preview(?:-(\d+))?\.json\.gz")

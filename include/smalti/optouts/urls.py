@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
-from smalti.optouts.keys import KeyKind, normalise
+from smalti.optouts.keys import KeyKind, spelled
 
 _PLAIN_HOST = r"^[a-z0-9_]+(?:[.-]+[a-z0-9_]+)*$"
 
@@ -32,7 +32,7 @@ _DEEP = 16
 
 def host_of(key: str) -> str:
     """The host of a key of a URL or prefix, as `spelled_hosts` spells it."""
-    return _spelled(KeyKind.DOMAIN, urlsplit(key).hostname or "")
+    return spelled(KeyKind.DOMAIN, urlsplit(key).hostname or "")
 
 
 def spelled_hosts(hosts: Any) -> Any:
@@ -51,15 +51,8 @@ def _with_spelled(kind: KeyKind, frame: Any, column: str, plain: str) -> Any:
 
     is_plain = frame[column].str.contains(plain)
     same, odd = frame.filter(is_plain), frame.filter(~is_plain)
-    spelled = pl.Series([_spelled(kind, each) for each in odd[column]], dtype=pl.String)
-    return pl.concat([same.with_columns(spelled=column), odd.with_columns(spelled=spelled)])
-
-
-def _spelled(kind: KeyKind, value: str) -> str:
-    try:
-        return normalise(kind, value)
-    except ValueError:
-        return value
+    texts = pl.Series([spelled(kind, each) for each in odd[column]], dtype=pl.String)
+    return pl.concat([same.with_columns(spelled=column), odd.with_columns(spelled=texts)])
 
 
 def below(hosts: Any, domains: Any) -> Any:
@@ -73,7 +66,7 @@ def below(hosts: Any, domains: Any) -> Any:
     return pl.concat(found) if found else frame
 
 
-_WHITE = "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
+WHITE = "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
 """What `str.strip` takes away."""
 
 _NO_PATH = "^[^/]*//[^/?#]*(?:[?#]|$)"
@@ -112,7 +105,7 @@ class Tails:
         """A polars expression over a column of URLs."""
         import polars as pl
 
-        url = pl.col(column).str.strip_chars_end(_WHITE)
+        url = pl.col(column).str.strip_chars_end(WHITE)
         found = url.str.ends_with("?") | url.str.contains("#", literal=True)
         for length, values in self.values:
             found |= url.str.tail(length).is_in(values.implode())
