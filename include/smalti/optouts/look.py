@@ -33,11 +33,10 @@ from smalti.optouts.erase_parts import left_over
 from smalti.optouts.erasing import Erasing, read_erasing
 from smalti.optouts.keys import KeyKind
 from smalti.optouts.ledger import settle, state
-from smalti.optouts.ledger_rows import READERS
 from smalti.optouts.reach import Matcher, read_requests
 from smalti.optouts.receipt_erase import EraseReceipt, read_erase_receipts
 from smalti.optouts.remove_tables import rows_of_ids
-from smalti.optouts.request import Action
+from smalti.optouts.request import READERS, Action
 from smalti.optouts.resolution import Ledger
 from smalti.optouts.status import State, standings
 from smalti.optouts.tables import Tables
