@@ -39,6 +39,7 @@ from smalti.optouts.receipt_erase import (
 )
 from smalti.optouts.remove_small import is_allowed, remove_small
 from smalti.optouts.remove_tables import remove_rows
+from smalti.optouts.remove_unfinished import remove_unfinished
 from smalti.optouts.request import Action, Request, read_request
 from smalti.optouts.scan import UNREADABLE, Finding, Scanned, scan
 from smalti.optouts.scan_tables import unnamed_files
@@ -104,6 +105,7 @@ def remove(lake: Lake, run: OptoutRun, *, now: Callable[[], datetime] = lambda: 
     seeker, done = Seeker(removing, erasing), _Done()
     _tables(lake, seeker, done)
     _parts(lake, removing, done)
+    _unfinished(lake, seeker, done, now().timestamp(), run.grace_days * 86400)
     _versions(lake, removing, erasing, refs, done)
     small = remove_small(lake, seeker, refs)
     done.objects.update(small.objects)
@@ -114,7 +116,7 @@ def remove(lake: Lake, run: OptoutRun, *, now: Callable[[], datetime] = lambda: 
     waiting = _waiting(lake, left)
     if waiting:
         return _report(lake, request, began, done, sum(scanned.objects.values()), waiting)
-    _refuse_left(request, left)
+    _refuse_left(lake, request, left)
     named = len({each.uri for each in scanned.findings})
     store_erase_receipt(lake, _receipt(request, removing, erasing, done, kept, scanned, named, now()))
     log.info("opt-outs: request %s (%s): erased, and found nowhere", request.id, request.reference)
@@ -188,6 +190,12 @@ def _parts(lake: Lake, removing: Removing, done: _Done) -> None:
         done.folders += [lake.part(source, name), lake.part_progress(source, name)]
 
 
+def _unfinished(lake: Lake, seeker: Seeker, done: _Done, now: float, grace: float) -> None:
+    gone, folders = remove_unfinished(lake, seeker, now, grace)
+    done.objects.update({"parts": gone} if gone else {})
+    done.folders += folders
+
+
 def _versions(lake: Lake, removing: Removing, erasing: Erasing, refs: References, done: _Done) -> None:
     """Of versions that were given up and used an old part: all but what names them and what checkpoints of them are resumed by."""
     old = {tuple(part.split("/", 1)) for part in removing.parts}
@@ -242,7 +250,7 @@ def _waiting(lake: Lake, left: list[Finding]) -> list[str]:
     ]
 
 
-def _refuse_left(request: Request, left: list[Finding]) -> None:
+def _refuse_left(lake: Lake, request: Request, left: list[Finding]) -> None:
     if not left:
         return
     for each in left:
@@ -254,10 +262,13 @@ def _refuse_left(request: Request, left: list[Finding]) -> None:
             left[0].uri,
             "Restore it, or remove it if nothing needs it; then remove again",
         )
+    is_part = left[0].uri.startswith(f"{lake.parts_root()}/")
     raise CorruptError(
         f"{left[0].what} was found that may not be there{more}",
         f"{left[0].uri}{f' ({left[0].where})' if left[0].where else ''}",
-        "If it is a file in the inbox, let it be handed in; otherwise find out what wrote it; then remove again",
+        "If it is of a part that is being written, or was not long ago, remove again once the grace is over since"
+        if is_part
+        else "If it is a file in the inbox, let it be handed in; otherwise find out what wrote it; then remove again",
     )
 
 
