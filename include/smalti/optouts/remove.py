@@ -43,6 +43,7 @@ from smalti.optouts.remove_unfinished import remove_unfinished
 from smalti.optouts.request import Action, Request, read_request
 from smalti.optouts.scan import UNREADABLE, Finding, Scanned, scan
 from smalti.optouts.scan_tables import unnamed_files
+from smalti.optouts.tables import sources_with_table
 from smalti.optouts.take_down import take_down
 from smalti.release.assemble import claimed_versions
 from smalti.release.latest import is_gone
@@ -169,14 +170,11 @@ def _refuse_used(lake: Lake, removing: Removing, refs: References) -> None:
 
 def _tables(lake: Lake, seeker: Seeker, done: _Done) -> None:
     ids = sorted(seeker.ids)
-    for name in objects.list_names(lake.tables()):
-        uri = f"{lake.tables()}/{name}"
-        if name.endswith(".lance"):
-            source = f"{name.removesuffix('.lance')}/"
-            mine = [each for each in ids if each.startswith(source)]
-            if mine:
-                done.rows += remove_rows(uri, mine)
-                done.folders.append(uri)
+    for source in sources_with_table(lake):
+        mine = [each for each in ids if each.startswith(f"{source}/")]
+        if mine:
+            done.rows += remove_rows(lake.table(source), mine)
+            done.folders.append(lake.table(source))
 
 
 def _parts(lake: Lake, removing: Removing, done: _Done) -> None:
