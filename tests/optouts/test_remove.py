@@ -240,7 +240,8 @@ def test_killed_anywhere_the_next_run_ends_the_same(
         finally:
             revive()
         assert not objects.exists(lake.optout_receipt(run.request, "erase")) or search(lake) == {}
-        remove(lake, run)
+        assert remove(lake, run).removed
+        assert read_erase_receipt(lake, run.request) is not None
         assert search(lake) == {}
         changes += 20
     assert killed > 1
@@ -264,6 +265,23 @@ def test_nothing_is_removed_as_long_as_something_uses_an_old_part(lake: Lake, ru
     assert {name: each for name, each in snapshot(lake.root).items() if "removing.json" not in name} == before
     objects.delete_object(claimed)
     assert remove(lake, run).removed
+
+
+def test_what_a_writer_has_not_committed_is_waited_for(lake: Lake, run: OptoutRun) -> None:
+    """It may still commit; Lance takes it in time, and until then nothing is proved."""
+    data = Path(lake.table("made").removeprefix("file://")) / "data"
+    holding = [path for path in data.glob("*.lance") if ORIGINAL.encode() in path.read_bytes()]
+    left = shutil.copy(holding[0], data / "left.lance")
+    report = remove(lake, run)
+    assert (report.removed, report.receipt, report.page) == (False, "", "")
+    assert "1 files that a writer has not committed" in report.warnings[0]
+    assert not objects.exists(lake.optout_receipt(run.request, "erase"))
+    assert standings(lake, [run.request])[0].state == State.EXCLUDED
+    then = (datetime.now(UTC) - timedelta(days=8)).timestamp()
+    os.utime(left, (then, then))
+    assert remove(lake, run).removed
+    assert read_erase_receipt(lake, run.request) is not None
+    assert not left.exists()
 
 
 @pytest.mark.parametrize("how", ["killed", "overtaken", "hidden"])
