@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,6 +15,7 @@ from smalti.errors import ConflictError
 from smalti.lake import Lake
 from smalti.maintenance.live import References
 from smalti.maintenance.marks import refuse_doomed
+from smalti.optouts import take_down
 from smalti.optouts.heads import BLOCK, Head, condense
 from smalti.optouts.keys import key_of
 from smalti.optouts.needles import Ids, Removing, Seeker, keep_removing, needle_of, read_removing
@@ -132,3 +136,38 @@ def test_a_curation_goes_whole_and_never_under_a_build(lake: Lake, monkeypatch: 
     assert sorted(told) == sorted(uris)
     refuse_doomed(lake, uris)
     assert [objects.exists(uri) for uri in (*uris, other)] == [False, False, False, True]
+
+
+def test_what_the_places_hold_is_read_once_however_many_there_are(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of one row is known by its URI from then on; one that holds another row, too, is not."""
+    run = source_run("photos")
+    write_table(lake, run, [Row(f"{n}", stored(picture(n))) for n in range(4)])
+    scans = []
+
+    class Counted:
+        def __init__(self, table: Any) -> None:
+            self.table = table
+
+        def scanner(self, **asked: Any) -> Any:
+            scans.append(asked)
+            table = self.table.scanner(**asked).to_table()
+            if "uri" in table.schema.names:  # 2 and 3 come from one file
+                uris = [f"file:///{min(int(name.rpartition('/')[2]), 2)}" for name in table["id"].to_pylist()]
+                table = table.set_column(table.schema.get_field_index("uri"), "uri", pa.array(uris))
+            return table_scanner(table)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.table, name)
+
+    def table_scanner(table: pa.Table) -> Any:
+        return SimpleNamespace(to_table=lambda: table, to_batches=table.to_batches)
+
+    real = take_down.open_table
+    monkeypatch.setattr(take_down, "open_table", lambda uri: Counted(real(uri)))
+    places: set[str] = set()
+    batches: dict[str, set[str]] = {}
+    tasks = [*take_down._delivered(lake, [f"photos/{n}" for n in range(3)], places, batches)]
+    assert [len(pictures) for _, _, pictures in tasks] == [3]
+    assert places == {hashlib.sha256(f"file:///{n}".encode()).hexdigest() for n in (0, 1)}
+    assert batches == {"photos/b1": {"photos/0", "photos/1", "photos/2"}}
+    assert len(scans) == 2

@@ -18,6 +18,7 @@ from smalti.errors import CorruptError, InputError
 from smalti.lake import Lake
 from smalti.optouts.apply import apply, refuse
 from smalti.optouts.erase import erase
+from smalti.optouts.erasing import read_erasing
 from smalti.optouts.ledger import read_step, resolve
 from smalti.optouts.preview import look_again, preview, read_preview, turns
 from smalti.optouts.receipt_erase import read_erase_receipt
@@ -26,6 +27,8 @@ from smalti.optouts.request import Action, Answer, read_answer, read_request, wr
 from smalti.optouts.status import State, standings
 from smalti.settings import OptoutRun, SourceRun
 from smalti.shards import mds
+from smalti.shards.part import part_names, read_part
+from smalti.shards.replacements import Step, append_step, read_log
 from smalti.sources.inventory import stage
 from smalti.table.ingest import ingest
 from tests.conftest import snapshot
@@ -253,7 +256,8 @@ def test_killed_anywhere_the_next_run_ends_the_same(
         finally:
             revive()
         assert not objects.exists(lake.optout_receipt(run.request, "erase")) or search(lake) == {}
-        remove(lake, run)
+        assert remove(lake, run).removed
+        assert read_erase_receipt(lake, run.request) is not None
         assert search(lake) == {}
         changes += 20
     assert killed > 1
@@ -290,6 +294,61 @@ def test_nothing_is_removed_as_long_as_something_uses_an_old_part(lake: Lake, ru
     assert {name: each for name, each in snapshot(lake.root).items() if "removing.json" not in name} == before
     objects.delete_object(claimed)
     assert remove(lake, run).removed
+
+
+def test_what_a_writer_has_not_committed_is_waited_for(lake: Lake, run: OptoutRun) -> None:
+    """It may still commit; Lance takes it in time, and until then nothing is proved."""
+    data = Path(lake.table("made").removeprefix("file://")) / "data"
+    holding = [path for path in data.glob("*.lance") if ORIGINAL.encode() in path.read_bytes()]
+    left = shutil.copy(holding[0], data / "left.lance")
+    report = remove(lake, run)
+    assert (report.removed, report.receipt, report.page) == (False, "", "")
+    assert "1 files that a writer has not committed" in report.warnings[0]
+    assert not objects.exists(lake.optout_receipt(run.request, "erase"))
+    assert standings(lake, [run.request])[0].state == State.EXCLUDED
+    then = (datetime.now(UTC) - timedelta(days=8)).timestamp()
+    os.utime(left, (then, then))
+    assert remove(lake, run).removed
+    assert read_erase_receipt(lake, run.request) is not None
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("how", ["killed", "overtaken", "hidden"])
+def test_parts_that_never_counted_go_once_nobody_writes_to_them(lake: Lake, run: OptoutRun, how: str) -> None:
+    """Those of which an erasure knows nothing: a shard run was killed, or a merge came too late."""
+    old = next(name for name in part_names(lake, "made") if name.startswith("00001-"))
+    name = "00003-" + "f" * 12
+    shutil.copytree(lake.part("made", old).removeprefix("file://"), lake.part("made", name).removeprefix("file://"))
+    commit = lake.part_commit("made", name)
+    part = read_part(lake, "made", old)
+    objects.delete_object(commit)
+    if how != "killed":
+        counts = {"rows_in": part.samples, "rows_out": part.samples, "dropped": {}}
+        late = part.model_copy(
+            update={
+                "name": name,
+                "replaces": (old,),
+                "origins": (
+                    part.sharded[0].model_copy(update={"accounting": part.accounting.model_copy(update=counts)}),
+                ),
+                "accounting": part.accounting.model_copy(update=counts),
+            }
+        )
+        objects.create_bytes(commit, late.encode())
+    if how == "hidden":  # a collection has marked it, and its grace is not over
+        assert append_step(lake, "made", Step(why="abandoned", replaces=(name,), origins=part.sharded))
+    erasing = read_erasing(lake, run.request)
+    assert erasing is not None
+    written = (erasing.erased + timedelta(hours=1)).timestamp()
+    os.utime(lake.samples("made", name).removeprefix("file://"), (written, written))
+    day = run.model_copy(update={"grace_days": 1.0})
+    with pytest.raises(CorruptError, match="part that is being written"):
+        remove(lake, day, now=lambda: erasing.erased + timedelta(days=1))
+    assert objects.exists(lake.samples("made", name))
+    assert remove(lake, day, now=lambda: erasing.erased + timedelta(days=2)).removed
+    left = [info.uri for info in objects.list_objects(lake.part("made", name))]
+    assert left == ([commit] if how == "killed" else []), "nobody can commit it any more"
+    assert name in read_log(lake, "made").hidden
 
 
 @pytest.mark.parametrize("what", ["inventory", "checkpoint", "other"])

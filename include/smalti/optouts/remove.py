@@ -39,10 +39,11 @@ from smalti.optouts.receipt_erase import (
 )
 from smalti.optouts.remove_small import is_allowed, remove_small
 from smalti.optouts.remove_tables import remove_rows
+from smalti.optouts.remove_unfinished import remove_unfinished
 from smalti.optouts.request import Action, Request, read_request
 from smalti.optouts.scan import UNREADABLE, Finding, Scanned, scan
 from smalti.optouts.scan_tables import unnamed_files
-from smalti.optouts.tables import Tables
+from smalti.optouts.tables import Tables, sources_with_table
 from smalti.optouts.take_down import take_down
 from smalti.release.assemble import claimed_versions
 from smalti.release.latest import is_gone
@@ -106,6 +107,7 @@ def remove(lake: Lake, run: OptoutRun, *, now: Callable[[], datetime] = lambda: 
     seeker, done = Seeker(removing, erasing), _Done()
     _tables(lake, seeker, done)
     _parts(lake, removing, done)
+    _unfinished(lake, seeker, done, now().timestamp(), run.grace_days * 86400)
     _versions(lake, removing, erasing, refs, done)
     small = remove_small(lake, seeker, refs)
     done.objects.update(small.objects)
@@ -118,7 +120,7 @@ def remove(lake: Lake, run: OptoutRun, *, now: Callable[[], datetime] = lambda: 
     number = len(receipts) + 1
     if waiting:
         return _report(lake, request, began, done, sum(scanned.objects.values()), number, waiting)
-    _refuse_left(request, left)
+    _refuse_left(lake, request, left)
     named = len({each.uri for each in scanned.findings})
     receipt = _receipt(request, removing, erasing, done, kept, scanned, named, now())
     store_erase_receipt(lake, receipt.model_copy(update={"number": number, "tables": tables}))
@@ -178,14 +180,11 @@ def _refuse_used(lake: Lake, removing: Removing, refs: References) -> None:
 
 def _tables(lake: Lake, seeker: Seeker, done: _Done) -> None:
     ids = sorted(seeker.ids)
-    for name in objects.list_names(lake.tables()):
-        uri = f"{lake.tables()}/{name}"
-        if name.endswith(".lance"):
-            source = f"{name.removesuffix('.lance')}/"
-            mine = [each for each in ids if each.startswith(source)]
-            if mine:
-                done.rows += remove_rows(uri, mine)
-                done.folders.append(uri)
+    for source in sources_with_table(lake):
+        mine = [each for each in ids if each.startswith(f"{source}/")]
+        if mine:
+            done.rows += remove_rows(lake.table(source), mine)
+            done.folders.append(lake.table(source))
 
 
 def _parts(lake: Lake, removing: Removing, done: _Done) -> None:
@@ -197,6 +196,12 @@ def _parts(lake: Lake, removing: Removing, done: _Done) -> None:
         held += [info.uri for info in objects.list_objects(lake.part_progress(source, name))]
         _delete(lake, sorted(held, key=lambda uri: (uri != commit, uri)), done)
         done.folders += [lake.part(source, name), lake.part_progress(source, name)]
+
+
+def _unfinished(lake: Lake, seeker: Seeker, done: _Done, now: float, grace: float) -> None:
+    gone, folders = remove_unfinished(lake, seeker, now, grace)
+    done.objects.update({"parts": gone} if gone else {})
+    done.folders += folders
 
 
 def _versions(lake: Lake, removing: Removing, erasing: Erasing, refs: References, done: _Done) -> None:
@@ -253,7 +258,7 @@ def _waiting(lake: Lake, left: list[Finding]) -> list[str]:
     ]
 
 
-def _refuse_left(request: Request, left: list[Finding]) -> None:
+def _refuse_left(lake: Lake, request: Request, left: list[Finding]) -> None:
     if not left:
         return
     for each in left:
@@ -265,10 +270,13 @@ def _refuse_left(request: Request, left: list[Finding]) -> None:
             left[0].uri,
             "Restore it, or remove it if nothing needs it; then remove again",
         )
+    is_part = left[0].uri.startswith(f"{lake.parts_root()}/")
     raise CorruptError(
         f"{left[0].what} was found that may not be there{more}",
         f"{left[0].uri}{f' ({left[0].where})' if left[0].where else ''}",
-        "If it is a file in the inbox, let it be handed in; otherwise find out what wrote it; then remove again",
+        "If it is of a part that is being written, or was not long ago, remove again once the grace is over since"
+        if is_part
+        else "If it is a file in the inbox, let it be handed in; otherwise find out what wrote it; then remove again",
     )
 
 

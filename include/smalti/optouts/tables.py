@@ -68,6 +68,11 @@ def each_id_once(rows: pa.Table) -> pa.Table:
     return rows.take(frame.unique(["request", "id"], keep="last").sort("at")["at"].to_arrow())
 
 
+def sources_with_table(lake: Lake) -> list[str]:
+    """Sources that have one, sorted; of one that was begun nothing may be there but a folder."""
+    return [each.removesuffix(_ENDING) for each in objects.list_names(lake.tables()) if each.endswith(_ENDING)]
+
+
 @dataclass(frozen=True)
 class Tables:
     """The tables of all sources, each at the version that was the newest when they were opened: lance.LanceDataset by source."""
@@ -77,8 +82,7 @@ class Tables:
     @classmethod
     def open(cls, lake: Lake) -> Tables:
         """Raises LakeError if a table is there and cannot be read."""
-        names = [each.removesuffix(_ENDING) for each in objects.list_names(lake.tables()) if each.endswith(_ENDING)]
-        found = {source: open_table(lake.table(source)) for source in names}
+        found = {source: open_table(lake.table(source)) for source in sources_with_table(lake)}
         return cls({source: table for source, table in found.items() if table is not None})
 
     @property

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -22,10 +22,10 @@ from smalti.optouts.places import Places
 from smalti.optouts.remove_tables import rows_of_ids
 from smalti.optouts.removed import object_digest, place_digest
 from smalti.optouts.request import Request
-from smalti.optouts.tables import match_tables
+from smalti.optouts.tables import match_tables, sources_with_table
 from smalti.shards import mds
 from smalti.sources.inventory import read_inventory
-from smalti.table.store import lance_errors, open_table, read_images, sql_text
+from smalti.table.store import lance_errors, open_table, read_images
 
 _AT_ONCE = 64
 """Pictures of a task."""
@@ -99,26 +99,40 @@ def _delivered(lake: Lake, ids: Sequence[str], places: set[str], batches: dict[s
         places: gains digests of the URIs that they were delivered from, and nothing else was.
         batches: gains the ids of the rows: "<source>/<batch>" -> ids.
     """
-    for name in objects.list_names(lake.tables()):
-        uri = f"{lake.tables()}/{name}"
-        table = open_table(uri) if name.endswith(".lance") else None
+    for source in sources_with_table(lake):
+        uri = lake.table(source)
+        table = open_table(uri)
         if table is None:
             continue
         with lance_errors(uri):
             rows = rows_of_ids(table, ids, ["id", "sha256", "uri", "batch"])
-        mine = {row["id"] for row in rows}
         for row in rows:
-            batches.setdefault(f"{name.removesuffix('.lance')}/{row['batch']}", set()).add(row["id"])
-        for place in {row["uri"] for row in rows if row["uri"]}:
-            with lance_errors(uri):
-                others = table.scanner(columns=["id"], filter=f"uri = {sql_text(place)}").to_table()["id"].to_pylist()
-            if mine.issuperset(others):
-                places.add(hashlib.sha256(place.encode()).hexdigest())
+            batches.setdefault(f"{source}/{row['batch']}", set()).add(row["id"])
+        for place in _own(uri, table, {row["uri"] for row in rows if row["uri"]}, {row["id"] for row in rows}):
+            places.add(hashlib.sha256(place.encode()).hexdigest())
         addresses = list({row["sha256"]: row["_rowid"] for row in rows}.items())
         for start in range(0, len(addresses), _AT_ONCE):
             some = addresses[start : start + _AT_ONCE]
             pictures = tuple(read_images(uri, table.version, [address for _, address in some]))
             yield "source", tuple(sha256 for sha256, _ in some), pictures
+
+
+def _own(uri: str, table: Any, places: set[str], ids: set[str]) -> set[str]:
+    """Of these URIs, those that no other rows were delivered from. `uri` has no index: the column is read once, however many there are."""
+    if not places:
+        return set()
+    import pyarrow.compute as pc
+
+    own, wanted = set(places), pa.array(sorted(places))
+    with lance_errors(uri):
+        for batch in table.scanner(columns=["id", "uri"]).to_batches():
+            some = batch.filter(pc.is_in(batch["uri"], value_set=wanted))
+            own.difference_update(
+                place
+                for name, place in zip(some["id"].to_pylist(), some["uri"].to_pylist(), strict=True)
+                if name not in ids
+            )
+    return own
 
 
 def _stored(lake: Lake, matched: pa.Table | None) -> Iterator[_Task]:
