@@ -194,6 +194,10 @@ class Lake:
         """Where people drop files with keys, below <action>/<reference>; what is in the ledger is removed from here."""
         return self._uri("optouts", "inbox")
 
+    def optout_salt(self) -> str:
+        """A random number by which requests are named: made once, and never removed."""
+        return self._uri("optouts", "salt.json")
+
     def optout_requests(self) -> str:
         return self._uri("optouts", "requests")
 

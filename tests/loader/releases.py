@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from smalti.lake import Lake, stream_index
-from smalti.objects import create_bytes
+from smalti.objects import create_bytes, list_names
 from smalti.reasons import SkipReason, set_name
 from smalti.release.manifest import (
     Accounting,
@@ -24,9 +24,10 @@ from smalti.release.manifest import (
     encode_stream_index,
     rebase,
 )
-from smalti.release.optouts import OptoutSnapshot
+from smalti.release.optouts import OptoutSnapshot, newest_position, read_snapshot
 from smalti.release.skips import SkipFile, canonical_json, compress, sha256
 from smalti.shards import mds
+from smalti.shards.erasures import Erasures
 
 Bucket = tuple[int, str]
 """tier, ar"""
@@ -183,13 +184,32 @@ def build(
 
 
 def opt_out(lake: Lake, position: int, ids: Iterable[str]) -> None:
-    """A snapshot in which these samples are opted out."""
+    """A snapshot in which these samples are opted out: their places in the parts that there are now, as the ledger names them, and those
+    that the snapshot before names already."""
     shards: dict[str, list[int]] = defaultdict(list)
+    known = read_snapshot(lake, newest_position(lake)).shards
+    erasures = Erasures.read(lake, list_names(lake.parts_root()))
+    there = {f"{source}/{part}" for source in list_names(lake.parts_root()) for part in list_names(lake.parts(source))}
     for each in ids:
-        source, part, tier, ar, number, index = each.split("/")
-        shards[f"{source}/{part}/{tier}/{ar}/shard.{int(number):05d}.mds"].append(int(index))
+        for shard, index in _places(erasures, each):
+            if "/".join(shard.split("/")[:2]) in there or index in known.get(shard, ()):
+                shards[shard].append(index)
     snapshot = OptoutSnapshot(position=position, shards={name: tuple(sorted(each)) for name, each in shards.items()})
     create_bytes(lake.optout_snapshot(position), snapshot.encode())
+
+
+def _places(erasures: Erasures, sample_id: str) -> Iterator[tuple[str, int]]:
+    """Shard and index that a sample was written to, and those that it came to by each erasure of others."""
+    source, part, tier, ar, number, at = sample_id.split("/")
+    index = int(at)
+    while True:
+        shard = f"{source}/{part}/{tier}/{ar}/shard.{int(number):05d}.mds"
+        yield shard, index
+        step = erasures.steps.get(f"{source}/{part}")
+        erased = step.erased.get(shard, ()) if step else ()
+        if step is None or step.by is None or index in erased:
+            return
+        part, index = step.by, index - sum(each < index for each in erased)
 
 
 def stand_in(release: Release, gone: Collection[str], sample: str) -> str:

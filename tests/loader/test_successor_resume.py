@@ -27,6 +27,7 @@ from smalti.optouts.ledger import resolve
 from smalti.optouts.request import Action
 from smalti.reasons import SkipReason
 from smalti.release import verify as verify_module
+from smalti.release.optouts import read_snapshot
 from smalti.release.pull import pull
 from smalti.release.tombstones import COLLECTED, Tombstone
 from smalti.settings import OptoutRun
@@ -157,6 +158,31 @@ def test_so_it_is_in_many_releases(method: str, ranks: Ranks, tmp_path: Path) ->
         check(method, world, seed, ranks, Lake.at(str(tmp_path / f"lake{seed}")), tmp_path)
 
 
+@pytest.mark.parametrize("world", [World(), World(1, 2), World(2, 1)], ids=str)
+def test_what_is_opted_out_when_the_parts_of_before_are_gone_is_not_served(
+    world: World, ranks: Ranks, lake: Lake, tmp_path: Path
+) -> None:
+    """Snapshots name it in the parts of now alone. In a copy it is the same."""
+    release = build(lake, skips=SKIPS)
+    whole, (state, *_) = zip(*ranks.run(world, tmp_path, begun, release.uri, "random", 1), strict=True)
+    first, more = some_of(release, 3, 0.2), some_of(release, 4, 0.2)
+    opt_out(lake, 1, first)
+    second = erase(lake, release, "v2", first, others(first), optouts=1)
+    gone = first | more
+    opt_out(lake, 2, gone)
+    named = {name.split("/")[1] for name in read_snapshot(lake, 2).shards} - {
+        name.split("/")[1] for name in read_snapshot(lake, 1).shards
+    }
+    assert named
+    copied = pull(second.uri, tmp_path / "copy").manifest
+    for uri in (second.uri, copied):
+        resumed = ranks.run(world, tmp_path, went_on, uri, "random", state)
+        for epoch, (rest, following, version) in zip(whole, resumed, strict=True):
+            assert not set(flat(rest + following)) & gone
+            assert rest == exchanged(release, gone, epoch[1:])
+            assert version == "v1"
+
+
 def test_a_checkpoint_goes_on_through_erasure_after_erasure(lake: Lake, tmp_path: Path) -> None:
     """Also with one that the successor itself has written, and with what was erased of the same shard twice."""
     release = build(lake, skips=SKIPS)
@@ -164,9 +190,11 @@ def test_a_checkpoint_goes_on_through_erasure_after_erasure(lake: Lake, tmp_path
     for number in (2, 3, 4):
         gone |= some_of(release, number, 0.15)
         gone |= {stand_in(release, gone, each) for each in sorted(gone - release.skipped)[:3]}
-        opt_out(lake, number, gone)
+        opt_out(lake, 2 * number, gone)
         erased = {each for each in gone if int(each[-1]) % 2}
-        latest = erase(lake, latest, f"v{number}", erased, others(gone), optouts=number)
+        erase_parts(lake, places(lake, latest.manifest, latest.uri), erased, remove=True)
+        opt_out(lake, 2 * number + 1, gone)  # as every build settles: in the new parts, too
+        latest = succeed(lake, latest, f"v{number}", others(gone), optouts=2 * number + 1)
         dataset = ours(latest, batching_method="per_stream", batch_size=BATCH, local=str(tmp_path))
         dataset.load_state_dict(state)
         assert ids(dataset, 0, BATCH) == exchanged(release, gone, whole[number - 1 :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -19,7 +20,7 @@ from smalti.lake import Lake
 from smalti.optouts.apply import apply, refuse
 from smalti.optouts.erase import erase
 from smalti.optouts.erasing import read_erasing
-from smalti.optouts.ledger import read_step
+from smalti.optouts.ledger import read_step, resolve
 from smalti.optouts.preview import look_again, preview, read_preview, turns
 from smalti.optouts.receipt_erase import read_erase_receipt
 from smalti.optouts.remove import RemoveReport, remove
@@ -34,6 +35,7 @@ from smalti.table.ingest import ingest
 from tests.conftest import snapshot
 from tests.maintenance.conftest import Died, dying_after
 from tests.optouts import line
+from tests.optouts.lakes import take_back
 from tests.optouts.line import COPIES, ERASED, ORIGINAL, pictures
 from tests.optouts.searching import ALLOWED, Search
 
@@ -205,6 +207,7 @@ def test_what_names_others_as_well_keeps_what_it_says_of_them(gone: tuple[Lake, 
 def test_the_stages_of_the_same_batch_run_again_and_bring_nothing_back(
     gone: tuple[Lake, RemoveReport, str],
     tmp_path: Path,
+    run: OptoutRun,
     runs: tuple[SourceRun, ...],
     patched: pytest.MonkeyPatch,
     search: Callable[[Lake], dict[str, set[str]]],
@@ -215,11 +218,25 @@ def test_the_stages_of_the_same_batch_run_again_and_bring_nothing_back(
         line.source(lake, each)
     line.build(lake, quarantine=False)
     assert search(lake).keys() <= {"runs/source_made/2026/shard/driver.log"}
-    # Its owner still delivers it: the next batch lists it, and it does not enter the table
+    # Its owner still delivers it: the next batch does not list it, and names it nowhere
     later = runs[0].model_copy(update={"batch": "b2"})
-    assert stage(lake, later).new == 2  # and the table
-    assert ingest(lake, later).dropped == {"optout": 1}
-    assert search(lake).keys() <= {"runs/source_made/2026/shard/driver.log", "staging/made/b2/inventory.parquet"}
+    assert stage(lake, later).new == 1, "the source's table"
+    assert ingest(lake, later).dropped == {}
+    assert search(lake).keys() <= {"runs/source_made/2026/shard/driver.log"}
+    # Changed, it may be another picture: it is listed, and does not enter the table, because it has the id
+    file = objects.local_path(f"{runs[0].source.location()}/images/{ORIGINAL.partition('/')[2]}")
+    assert file is not None
+    os.utime(file, ns=(1, 1))
+    changed = runs[0].model_copy(update={"batch": "b3"})
+    assert stage(lake, changed).new == 2
+    assert ingest(lake, changed).dropped == {"optout": 1}
+    assert search(lake).keys() <= {"runs/source_made/2026/shard/driver.log", "staging/made/b3/inventory.parquet"}
+    # Taken back, it is as new as any other
+    back = take_back(lake, run.request)
+    resolve(lake, [back])
+    assert stage(lake, runs[0].model_copy(update={"batch": "b4"})).new == 1, "b3 has listed it"
+    objects.delete_object(lake.ingested("made", "b3"))
+    assert stage(lake, runs[0].model_copy(update={"batch": "b5"})).new == 2
 
 
 def test_killed_anywhere_the_next_run_ends_the_same(
@@ -256,6 +273,19 @@ def test_the_grace_is_waited_for(lake: Lake, run: OptoutRun) -> None:
     assert remove(lake, week, now=lambda: datetime.now(UTC) + timedelta(days=8)).removed
 
 
+def test_a_run_with_fewer_days_waits_for_the_grace_that_the_request_was_handed_in_with(
+    lake: Lake, run: OptoutRun
+) -> None:
+    uri = lake.optout_request(run.request)
+    asked = read_request(lake, run.request).model_copy(update={"grace_days": 30.0})
+    objects.delete_object(uri)
+    objects.create_bytes(uri, asked.encode())
+    assert erase(lake, run).grace_days == 30, "so that the DAG waits for as long"
+    with pytest.raises(InputError, match="its grace is not over"):
+        remove(lake, run, now=lambda: datetime.now(UTC) + timedelta(days=29))
+    assert remove(lake, run, now=lambda: datetime.now(UTC) + timedelta(days=31)).removed
+
+
 def test_nothing_is_removed_as_long_as_something_uses_an_old_part(lake: Lake, run: OptoutRun) -> None:
     claimed = lake.claim("set", "v3")
     objects.create_bytes(claimed, b"{}")
@@ -270,8 +300,10 @@ def test_nothing_is_removed_as_long_as_something_uses_an_old_part(lake: Lake, ru
 def test_what_a_writer_has_not_committed_is_waited_for(lake: Lake, run: OptoutRun) -> None:
     """It may still commit; Lance takes it in time, and until then nothing is proved."""
     data = Path(lake.table("made").removeprefix("file://")) / "data"
-    holding = [path for path in data.glob("*.lance") if ORIGINAL.encode() in path.read_bytes()]
-    left = shutil.copy(holding[0], data / "left.lance")
+    sha256 = hashlib.sha256(pictures()[ORIGINAL]).hexdigest().encode()
+    holding = [path for path in data.glob("*.lance") if sha256 in path.read_bytes()]
+    left = data / "left.lance"
+    shutil.copy(holding[0], left)
     report = remove(lake, run)
     assert (report.removed, report.receipt, report.page) == (False, "", "")
     assert "1 files that a writer has not committed" in report.warnings[0]

@@ -177,6 +177,10 @@ def test_killed_at_any_write_or_removal_it_goes_on_where_it_was(lake: Lake, monk
                 break
             except Killed:
                 kills += 1
+                pages = {name for name in names(lake) if name.endswith("preview.html")}
+                assert {name.replace(".html", ".json.gz") for name in pages} <= names(lake), (
+                    "none is left of another preview"
+                )
                 assert [(each.id, each.shown) for each in standings(lake)] == shown
                 assert read_request(lake, made["withdrawn"]).reference == "T-1"
     assert kills == 12 + 5 + 2 * 3 - 1

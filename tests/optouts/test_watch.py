@@ -169,7 +169,7 @@ def test_an_image_is_known_by_its_fingerprint_and_holds_no_key_in_plain() -> Non
 
 def ask(lake: Lake, action: Action, *keys: Key, apply: bool | None = True, withdraws: str | None = None) -> str:
     """Hand in a request and, unless `apply` is None, answer it."""
-    name = request_id(action, "ref", keys, withdraws, "test")
+    name = request_id(action, "ref", keys, withdraws, "test", None)
     request = Request(
         id=name, action=action, reference="ref", submission="test", submitted=NOW, keys=tuple(ordered(keys)), withdraws=withdraws
     )  # fmt: skip

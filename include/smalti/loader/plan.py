@@ -111,7 +111,8 @@ class Plan:
         """
         wanted = source.wanted
         applied = source.opted_out(position)
-        since = {} if position == newest else source.opted_out(newest)
+        # Of a version that was succeeded, the position may name fewer than it opts out: what its parts have become has other names.
+        since = {} if position == newest and source.by is None else source.opted_out(newest)
         streams, shares, report = that_fill_a_batch(
             source.manifest, _choose(source, applied), wanted.small, wanted.batch_size, wanted.streaming
         )

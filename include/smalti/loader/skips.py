@@ -19,6 +19,7 @@ from smalti.objects import read_bytes
 from smalti.reasons import ALWAYS_SKIPPED, DEDUP_REASONS, SkipReason, set_name
 from smalti.release.manifest import Manifest, StreamEntry, beside, read_stream_index, skip_file_uri
 from smalti.release.skips import damaged, decompress
+from smalti.shards.erasures import before
 
 _LIST = re.compile(rb"\[([^\[\]]*)\]")
 _INDEX_BITS = 32
@@ -41,6 +42,12 @@ class Stored:
 
     entry: dict[str, Any] | None
     erased: NDArray[np.int32]
+
+    def gone(self, optouts: Optouts) -> NDArray[np.int64]:
+        """Indices in the shard of before, ascending, that were erased, or are opted out under the name of now: what is opted out when the
+        shard of before is no more is opted out under that name alone."""
+        indices = optouts.get(self.entry["raw_data"]["basename"], ()) if self.entry is not None else ()
+        return np.union1d(self.erased, np.array(before(self.erased.tolist(), indices), np.int64)).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +104,11 @@ class ServedShard:
         return kept - np.searchsorted(self.left_out, kept)
 
     def numbers_gone(self, optouts: Optouts) -> NDArray[np.int64]:
-        """Numbers, as `numbers_of`, of what may be served no more: opted out, or erased (which is opted out, but could not be served in
-        any case)."""
+        """Numbers, as `numbers_of`, of what may be served no more: opted out under the shard's name or under that of what holds it now,
+        or erased (which is opted out, but could not be served in any case)."""
         indices: Sequence[int] = optouts.get(self.basename, ())
-        if self.stored is not None and len(self.stored.erased):
-            indices = [int(index) for index in np.union1d(np.array(indices, np.int64), self.stored.erased)]
+        if self.stored is not None:
+            indices = np.union1d(np.array(indices, np.int64), self.stored.gone(optouts)).tolist()
         return self.numbers_of(indices) if indices else _NO_NUMBERS
 
 

@@ -27,9 +27,10 @@ import pyarrow.compute as pc
 from smalti import objects
 from smalti.errors import ConflictError, CorruptError, InputError, MissingObject
 from smalti.lake import Lake
-from smalti.optouts.ledger_rows import READERS, places_and_ids, read_matched, write_matched
+from smalti.optouts.ledger_rows import places_and_ids, read_matched, write_matched
 from smalti.optouts.reach import Matcher, Reach, Tables, read_requests
-from smalti.optouts.request import Action, Request, read_answer
+from smalti.optouts.reached import Reached
+from smalti.optouts.request import READERS, Action, Request, read_answer
 from smalti.optouts.resolution import BLOCK, Block, Ledger, Resolution
 from smalti.release.optouts import newest_position, read_snapshot
 from smalti.release.skips import M, decompress, parse
@@ -61,6 +62,7 @@ def resolve(
     *,
     match: Matcher | None = None,
     limits: Mapping[str, int] | None = None,
+    looked: Mapping[str, Reached] | None = None,
 ) -> Resolution | None:
     """Bring requests in force, or take others back, in one step; then see to parts that came meanwhile.
 
@@ -70,6 +72,7 @@ def resolve(
     Args:
         match: compares parts with requests; empty: `smalti.optouts.match`.
         limits: new request -> places in parts that it may match.
+        looked: new request -> what it was found to reach before.
     Returns: the step; None: nothing was left to do.
     Raises:
         TooMany: one would match more than its limit.
@@ -80,7 +83,7 @@ def resolve(
     _refuse(lake, asked)
     new = {each.id: each for each in asked if each.withdraws is None}
     back = {each.id: each.withdraws for each in asked if each.withdraws is not None}
-    made = _step(lake, new, back, match, limits)
+    made = _step(lake, new, back, match, limits, looked)
     settle(lake, match=match)
     return made
 
@@ -143,13 +146,14 @@ def _step(
     back: Mapping[str, str],
     match: Matcher | None,
     limits: Mapping[str, int] | None = None,
+    looked: Mapping[str, Reached] | None = None,
 ) -> Resolution | None:
     """One step, under the first number that is free; None: there is nothing to do.
 
     Args:
         new: requests to bring in force.
         back: request that takes another one back -> the other one.
-        limits: see `resolve`.
+        limits, looked: see `resolve`.
     """
     ledger = Ledger()
     reach: Reach | None = None
@@ -165,8 +169,9 @@ def _step(
         look = bool(fresh or (force and not taken))
         parts = all_parts(lake, () if fresh else ledger.parts) if look else {}
         uncovered = sorted(parts.keys() - ledger.parts)
-        if look:
-            reach = reach or Reach(lake, match or the_matcher(), the_tables(lake))
+        if look and reach is None:
+            reach = Reach(lake, match or the_matcher(), the_tables(lake))
+            reach.take_over({name: each for name, each in (looked or {}).items() if name in fresh}, parts)
         if not (fresh or taken or uncovered or (reach is not None and reach.tables.has_dropped(ledger.tables))):
             return None
         rows = None

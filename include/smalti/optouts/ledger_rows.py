@@ -20,10 +20,8 @@ from smalti import objects
 from smalti.errors import CorruptError
 from smalti.lake import Lake
 from smalti.optouts.matched import ORDER
+from smalti.optouts.request import READERS
 from smalti.optouts.resolution import Places
-
-READERS = 32
-"""Requests to the store at once: 50 ms each on GCS."""
 
 PLACE = ["request", "shard", "index"]
 """What two rows of one step, or of two, agree on if they say the same."""

@@ -90,6 +90,7 @@ class Removing(Model):
         rows: "<source>/<batch>" -> ids of rows that tables lose: a batch has that much less than its ingest has put in.
         spared: sha256 of bytes and of pixels that an id showed beside what was asked for (a stand-in that it was delivered with later,
             perhaps): others may show the same.
+        listed: `smalti.optouts.removed.object_digest` of the objects at `places`, as inventories have listed them before they lost them.
     """
 
     version: Literal[1] = 1
@@ -101,6 +102,7 @@ class Removing(Model):
     pictures: tuple[Needle, ...] = ()
     rows: dict[str, tuple[str, ...]] = Field({})
     spared: tuple[str, ...] = ()
+    listed: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         return (self.model_dump_json(indent=1) + "\n").encode()
@@ -114,6 +116,7 @@ class Removing(Model):
                 "ids": tuple(sorted({*self.ids, *other.ids})),
                 "places": tuple(sorted({*self.places, *other.places})),
                 "parts": tuple(sorted({*self.parts, *other.parts})),
+                "listed": tuple(sorted({*self.listed, *other.listed})),
                 "pictures": tuple(pictures[key] for key in sorted(pictures)),
                 "rows": {
                     batch: tuple(sorted({*self.rows.get(batch, ()), *other.rows.get(batch, ())}))

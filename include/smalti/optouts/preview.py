@@ -17,6 +17,7 @@ from smalti import objects
 from smalti.accounting import Report
 from smalti.lake import Lake
 from smalti.optouts.ledger import all_parts
+from smalti.optouts.reached import Reached, store_reached
 from smalti.optouts.request import Action, Request, has_turn, read_answer, read_request, refuse_forgotten
 from smalti.release.latest import live_versions
 from smalti.release.skips import Model, canonical_json, compress, decompress, parse, sha256
@@ -64,10 +65,12 @@ class Preview(Model):
     was: str = Field(
         "", description="digest of what it was before ids of erased samples were taken out; empty: none were"
     )
+    reached: Reached | None = Field(None, description="what it is applied from; of a query, or once outdated, nothing")
 
     def encode(self) -> bytes:
         """The object's content."""
-        return canonical_json(self.model_dump(mode="json", exclude=set() if self.was else {"was"}))
+        unused = {name for name in ("was", "reached") if not getattr(self, name)}
+        return canonical_json(self.model_dump(mode="json", exclude=unused))
 
     def digest(self) -> str:
         """What `Answer.preview_sha256` says: of the content that a person has seen."""
@@ -83,7 +86,7 @@ class Preview(Model):
         shown, near = kept(self.shown), kept(self.shown_near)
         if (shown, near) == (self.shown, self.shown_near):
             return self
-        return self.model_copy(update={"shown": shown, "shown_near": near, "was": self.digest()})
+        return self.model_copy(update={"shown": shown, "shown_near": near, "was": self.digest(), "reached": None})
 
 
 class PreviewReport(Report):
@@ -115,7 +118,7 @@ def preview(lake: Lake, run: OptoutRun) -> PreviewReport:
     request = read_request(lake, run.request)
     refuse_forgotten(request)
     turn = max(1, turns(lake, request.id))
-    found = _looked(lake, request, turn)
+    found = _stored(lake, request, turn)
     answer = read_answer(lake, request.id)
     why = "" if answer is not None and answer.apply else why_ask(request, found.matched)
     log.info("opt-out %s: %d places match, %d nearly", request.id, found.matched, found.near)
@@ -174,17 +177,17 @@ def read_preview(lake: Lake, request: str, turn: int | None = None) -> Preview |
 
 def look_again(lake: Lake, request: Request, turn: int) -> str:
     """Make the preview of a turn, or find it: from then on the request waits for an answer to it. Returns its page."""
-    _looked(lake, request, turn)
+    _stored(lake, request, turn)
     return lake.optout_preview_page(request.id, turn)
 
 
-def _looked(lake: Lake, request: Request, turn: int) -> Preview:
-    """The preview of a turn, made or found, and its page: a removal may have taken that."""
-    found = read_preview(lake, request.id, turn)
-    if found is None:
-        return _make(lake, request, turn)
-    if not objects.exists(lake.optout_preview_page(request.id, turn)):
-        objects.create_bytes(lake.optout_preview_page(request.id, turn), page_of(lake, request, found))
+def _stored(lake: Lake, request: Request, turn: int) -> Preview:
+    """The preview of a turn, and its page: made of what is stored, as another run may have stored another one first;
+    or made again, as a removal may have taken it."""
+    found = read_preview(lake, request.id, turn) or _make(lake, request, turn)
+    page = lake.optout_preview_page(request.id, turn)
+    if not objects.exists(page):
+        objects.create_bytes(page, page_of(lake, request, found))
     return found
 
 
@@ -198,9 +201,12 @@ def page_of(lake: Lake, request: Request, found: Preview) -> bytes:
 def _make(lake: Lake, request: Request, turn: int) -> Preview:
     from smalti.optouts.everywhere import match_everywhere
 
-    made = _preview(lake, request, match_everywhere(lake, all_parts(lake), request))
-    # before the preview: whoever finds that finds its page
-    objects.create_bytes(lake.optout_preview_page(request.id, turn), page_of(lake, request, made))
+    parts = all_parts(lake)
+    seen = match_everywhere(lake, parts, request)
+    made = _preview(lake, request, seen)
+    if request.action != Action.QUERY:
+        reached = store_reached(lake, seen.reached, parts, seen.versions, seen.unmatched)
+        made = made.model_copy(update={"reached": reached})
     objects.create_bytes(lake.optout_preview(request.id, turn), compress(made.encode()))
     found = read_preview(lake, request.id, turn)
     assert found is not None

@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 
 from smalti.lake import Lake
 from smalti.optouts.ledger_rows import (
-    READERS,
     in_order,
     not_in,
     read_matched,
@@ -30,7 +29,8 @@ from smalti.optouts.ledger_rows import (
     without_doubles,
 )
 from smalti.optouts.matched import KEY
-from smalti.optouts.request import Request, read_request
+from smalti.optouts.reached import Reached, read_reached
+from smalti.optouts.request import READERS, Request, read_request
 from smalti.optouts.resolution import Ledger
 from smalti.shards.part import Part
 
@@ -117,6 +117,28 @@ class Reach:
         for (left, is_fresh), each in todo.items():
             self._add([self.held[name] for name in each], told, parts, left, None if is_fresh else ledger.tables)
         return self._new(wanted, told)
+
+    def take_over(self, found: Mapping[str, Reached], parts: Collection[str]) -> None:
+        """Go on from what requests were found to reach before, where that holds: what came since is left to compare.
+
+        Args:
+            found: by request.
+            parts: every committed part, by `<source>/<part>`.
+        """
+        for name, each in found.items():
+            if not each.holds(parts):
+                continue
+            is_there, rows = read_reached(self.lake, each, name)
+            if not is_there:
+                continue
+            self.rows = together([self.rows, rows])
+            self.looked[name], self.unmatched[name] = set(each.parts), set(each.unmatched)
+            if each.tables == self.tables.versions:
+                self.tabled.add(name)
+
+    def found(self, request: Request) -> pa.Table | None:
+        """What a request reaches, as a step has it; None: nothing."""
+        return self._new([request.id], None)
 
     def _add(
         self,

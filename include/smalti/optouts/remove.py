@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from pydantic import Field
 
@@ -28,12 +28,12 @@ from smalti.optouts.generations import Kept, remove_generations
 from smalti.optouts.ledger import state
 from smalti.optouts.needles import Removing, Seeker
 from smalti.optouts.receipt_erase import (
-    KIND,
     EraseReceipt,
     Place,
     Rewritten,
     Succeeded,
-    read_erase_receipt,
+    kind_of,
+    read_erase_receipts,
     still_elsewhere,
     store_erase_receipt,
 )
@@ -43,7 +43,7 @@ from smalti.optouts.remove_unfinished import remove_unfinished
 from smalti.optouts.request import Action, Request, read_request
 from smalti.optouts.scan import UNREADABLE, Finding, Scanned, scan
 from smalti.optouts.scan_tables import unnamed_files
-from smalti.optouts.tables import sources_with_table
+from smalti.optouts.tables import Tables, sources_with_table
 from smalti.optouts.take_down import take_down
 from smalti.release.assemble import claimed_versions
 from smalti.release.latest import is_gone
@@ -86,7 +86,8 @@ class _Done:
 
 
 def remove(lake: Lake, run: OptoutRun, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> RemoveReport:
-    """Remove what a request erased, and prove it. A second time the receipt that is there is reported.
+    """Remove what a request erased, and prove it. A second time the receipt that is there is reported, unless more was erased since:
+    that is removed as well, and has a receipt of its own.
 
     Raises:
         InputError: the request does not erase, was taken back, its parts are not erased yet, its grace is not over, or something
@@ -95,10 +96,10 @@ def remove(lake: Lake, run: OptoutRun, *, now: Callable[[], datetime] = lambda: 
     """
     began = time.monotonic()
     request = read_request(lake, run.request)
-    receipt = read_erase_receipt(lake, request.id)
-    if receipt is not None:
-        store_erase_receipt(lake, receipt)  # its page may be missing
-        return _report(lake, request, began, _Done(), sum(each.objects for each in receipt.places))
+    receipts = read_erase_receipts(lake, request.id)
+    if receipts and not _is_more(lake, receipts[-1]):
+        receipt = store_erase_receipt(lake, receipts[-1])  # its page may be missing
+        return _report(lake, request, began, _Done(), sum(each.objects for each in receipt.places), receipt.number)
     erasing = _ready(lake, request, run, now())
     refs = references(lake)
     removing = take_down(lake, request, erasing)
@@ -112,16 +113,25 @@ def remove(lake: Lake, run: OptoutRun, *, now: Callable[[], datetime] = lambda: 
     done.objects.update(small.objects)
     done.rewritten.update(small.rewritten)
     kept = remove_generations(lake, seeker, done.folders, frozenset(done.kept))
+    tables = Tables.open(lake).versions
     scanned = scan(lake, seeker)
     left = [each for each in scanned.findings if not is_allowed(lake, each.uri)]
     waiting = _waiting(lake, left)
+    number = len(receipts) + 1
     if waiting:
-        return _report(lake, request, began, done, sum(scanned.objects.values()), waiting)
+        return _report(lake, request, began, done, sum(scanned.objects.values()), number, waiting)
     _refuse_left(lake, request, left)
     named = len({each.uri for each in scanned.findings})
-    store_erase_receipt(lake, _receipt(request, removing, erasing, done, kept, scanned, named, now()))
+    receipt = _receipt(request, removing, erasing, done, kept, scanned, named, now())
+    store_erase_receipt(lake, receipt.model_copy(update={"number": number, "tables": tables}))
     log.info("opt-outs: request %s (%s): erased, and found nowhere", request.id, request.reference)
-    return _report(lake, request, began, done, sum(scanned.objects.values()))
+    return _report(lake, request, began, done, sum(scanned.objects.values()), number)
+
+
+def _is_more(lake: Lake, receipt: EraseReceipt) -> bool:
+    """Whether anything was erased after what a receipt is about."""
+    erasing = read_erasing(lake, receipt.request)
+    return erasing is not None and erasing.erased > receipt.erased
 
 
 def _ready(lake: Lake, request: Request, run: OptoutRun, now: datetime) -> Erasing:
@@ -136,12 +146,12 @@ def _ready(lake: Lake, request: Request, run: OptoutRun, now: datetime) -> Erasi
     erasing = read_erasing(lake, request.id)
     if erasing is None:
         raise InputError("its parts are not erased yet", uri, f"Run `smalti optout erase {request.id}` first")
-    over = erasing.erased + timedelta(days=run.grace_days)
+    over = erasing.erased + request.grace(run.grace_days)
     if now < over:
         raise InputError(
             f"its grace is not over: training runs that read the old parts may end until {over:%Y-%m-%d %H:%M} UTC",
             uri,
-            "Run it again then, or with fewer --grace-days",
+            "Run it again then, or with fewer --grace-days, but no fewer than the request itself says",
         )
     return erasing
 
@@ -316,7 +326,13 @@ def _receipt(
 
 
 def _report(
-    lake: Lake, request: Request, began: float, done: _Done, scanned: int, waiting: list[str] | None = None
+    lake: Lake,
+    request: Request,
+    began: float,
+    done: _Done,
+    scanned: int,
+    number: int,
+    waiting: list[str] | None = None,
 ) -> RemoveReport:
     return RemoveReport(
         stage="optout_remove",
@@ -328,6 +344,6 @@ def _report(
         rewritten=dict(sorted(done.rewritten.items())),
         rows=done.rows,
         scanned=scanned,
-        receipt="" if waiting else lake.optout_receipt(request.id, KIND),
-        page="" if waiting else lake.optout_receipt_page(request.id, KIND),
+        receipt="" if waiting else lake.optout_receipt(request.id, kind_of(number)),
+        page="" if waiting else lake.optout_receipt_page(request.id, kind_of(number)),
     )

@@ -103,21 +103,22 @@ def _ended(found: Survey, standing: Standing) -> float | None:
         step = found.steps.get(standing.withdrawn)
         return None if step is None else step.written
     if standing.state == State.PROVEN:
-        return found.receipts[standing.id][f"{standing.action}.json"].written
+        last = re.compile(rf"{standing.action}(-\d+)?\.json")
+        return max(info.written for name, info in found.receipts[standing.id].items() if last.fullmatch(name))
     if standing.state == State.REFUSED:
         return max(info.written for name, info in found.folders[standing.id].items() if _ANSWER.fullmatch(name))
     return None
 
 
 def _previews(standing: Standing, folder: Mapping[str, ObjectInfo]) -> list[ObjectInfo]:
-    """Its previews and their pages, a preview before its page: one that is there has its page.
+    """Its previews and their pages, a page before its preview: one that was left behind would be taken for the page of the next preview.
 
     Of what was refused at a later turn the data of that turn stay: without them an answer to an earlier one would count.
     """
     found = {name: turn for name in folder if (turn := _PREVIEW.fullmatch(name))}
     stays = standing.state == State.REFUSED
     names = [name for name, turn in found.items() if not (stays and turn[1] and name.endswith(".gz"))]
-    return [folder[name] for name in sorted(names, key=lambda name: name.endswith(".html"))]
+    return [folder[name] for name in sorted(names, key=lambda name: name.endswith(".gz"))]
 
 
 def _keys_are_idle(standing: Standing) -> bool:
