@@ -11,11 +11,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.observability import stats
 
 from smalti.config import load_retention
-from smalti.errors import InputError, MissingObject, SmaltiError
+from smalti.errors import InputError, LakeError, MissingObject, SmaltiError
 from smalti.lake import Lake
 from smalti.objects import create_bytes, normalise_uri, read_bytes
 from smalti.optouts.deadlines import counts, overdue, render, say_overdue, say_soon, soon
-from smalti.optouts.inbox import take_in
+from smalti.optouts.inbox import nameless, take_in
 from smalti.optouts.lost import lost
 from smalti.optouts.parse import parse, parse_text
 from smalti.optouts.request import Action, Request, read_request
@@ -191,14 +191,22 @@ def _hand_in(lake: Lake, params: Mapping[str, Any], dag_run: Any) -> Request:
 
 
 def _read(file: str) -> Parsed:
-    uri, where = (
-        normalise_uri(file),
-        "the form's file",
-    )  # its name stands in no log: people call files by what is in them
+    where = "the form's file"  # its name stands in no log: people call files by what is in them
+    try:
+        uri = normalise_uri(file)
+    except SmaltiError:
+        raise InputError(
+            "this is not a URI that smalti can read", where, "Use file:///directory/name or gs://bucket/name"
+        ) from None
     try:
         return parse(read_bytes(uri), uri.rpartition("/")[2], where)
     except MissingObject:
         raise InputError("there is no such file", where, "Fill in the URI of a file that is there") from None
+    except LakeError as error:
+        what, at, fix = (
+            nameless(each, uri, "/" + uri.partition("://")[2].partition("/")[2], where) for each in error.args
+        )
+        raise LakeError(what, at, fix) from None
 
 
 def _said(request: Request) -> dict[str, Any]:

@@ -216,6 +216,18 @@ def test_quarantine_has_a_page_and_stands_in_the_record(crowded: Lake, tmp_path:
     assert "decided: 1 clusters are not among those above the limit, the first is 'ffff'" in merged.warnings
 
 
+def test_nobody_is_shown_what_of_a_cluster_was_opted_out(crowded: Lake) -> None:
+    opt_out(crowded, 1, {}, "demo/2.jpg")  # the others are its copies
+    report = curate(crowded, release_run(drops=CROWD))
+    (cluster,) = decided(report).clusters
+    assert (cluster.samples, cluster.examples) == (0, ())
+    assert decided(report).skipped == {SkipReason.OPTOUT: 4}
+    page = objects.read_bytes(report.quarantine).decode()
+    assert cluster.name in page
+    assert "data:image" not in page
+    assert "demo/" not in page
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

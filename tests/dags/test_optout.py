@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, ParamValidationError
 
+from smalti.errors import LakeError
 from smalti.lake import Lake
 from smalti.objects import create_bytes, list_objects
 from smalti.optouts.keys import KeyKind
@@ -141,6 +142,23 @@ def test_a_form_that_asks_for_nothing_fails_at_once(lake: Lake, form: dict[str, 
     with pytest.raises(AirflowFailException, match=message):
         hand_in_form(FORM | form, run_of())
     assert not [each for each in list_objects(lake.optout_requests()) if each.uri.endswith("request.json.gz")]
+
+
+@pytest.mark.parametrize(
+    "file", ["s3://bucket/ada-lovelace.csv", "/tmp/ada-lovelace.csv", "gs://bucket/x/ada-lovelace.csv"]
+)
+def test_no_error_of_a_file_names_it(lake: Lake, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    """People call files by what is in them, and errors are logged."""
+
+    def refused(uri: str) -> bytes:
+        raise LakeError(f"GET /o/{uri.split('/', 3)[3].replace('/', '%2F')} failed", uri, f"See {uri}")
+
+    monkeypatch.setattr("smalti_airflow.optouts.read_bytes", refused)
+    with pytest.raises(AirflowException) as caught:
+        hand_in_form(FORM | {"reference": "T", "file": file}, run_of())
+    assert "ada" not in str(caught.value)
+    assert str(caught.value).startswith("the form's file: ")
+    assert isinstance(caught.value, AirflowFailException) is file.startswith("s3"), "a store may answer the next time"
 
 
 def test_no_key_leaves_the_worker(dag: Any) -> None:

@@ -103,6 +103,13 @@ def some_of(release: Release, seed: int, share: float) -> set[str]:
     return gone
 
 
+def last_source(release: Release) -> set[str]:
+    """All samples of the last source, if others are left of each stream."""
+    source = release.manifest.sources[-1].name
+    of_it = {each for each in release.images if each.startswith(f"{source}/")}
+    return of_it if all(not kept or set(kept) - of_it for kept in release.kept.values()) else set()
+
+
 def check(method: str, world: World, seed: int, pool: Ranks, lake: Lake, folder: Path) -> None:
     """An epoch is interrupted; samples are opted out; then most of them are erased, and the parts of before removed.
 
@@ -121,6 +128,9 @@ def check(method: str, world: World, seed: int, pool: Ranks, lake: Lake, folder:
     whole, (state, *_) = zip(*begin, strict=True)
     gone = some_of(release, seed, rng.choice([0.1, 0.25, 0.5]))
     erased = set(rng.sample(sorted(gone), len(gone) * 2 // 3))
+    if seed % 3 == 2:
+        erased |= last_source(release)
+        gone |= erased
     opt_out(lake, 1, gone)
     unerased = pool.run(world, folder, went_on, release.uri, method, state)
     second = erase(lake, release, "v2", erased, others(gone), optouts=1)
@@ -156,6 +166,32 @@ def test_so_it_is_in_many_releases(method: str, ranks: Ranks, tmp_path: Path) ->
     for seed in range(1, 1 + SEEDS):
         world = (World(), World(1, 2), World(2, 1), World(2, 2))[seed % 4]
         check(method, world, seed, ranks, Lake.at(str(tmp_path / f"lake{seed}")), tmp_path)
+
+
+@pytest.mark.parametrize("world", [World(), World(1, 2), World(2, 1)], ids=str)
+def test_others_stand_in_for_a_source_of_which_nothing_is_left(
+    world: World, ranks: Ranks, lake: Lake, tmp_path: Path
+) -> None:
+    """The successor does not even name it. Nor does one that succeeds that. In a copy it is the same."""
+    release = build(lake, shards=dict.fromkeys(("alpha", "own"), SHARDS["alpha"]), skips=SKIPS)
+    whole, (state, *_) = zip(*ranks.run(world, tmp_path, begun, release.uri, "random", 1), strict=True)
+
+    def check_rest(latest: Release, gone: set[str]) -> None:
+        for uri in (latest.uri, pull(latest.uri, tmp_path / latest.manifest.version).manifest):
+            resumed = ranks.run(world, tmp_path, went_on, uri, "random", state)
+            for epoch, (rest, _, version) in zip(whole, resumed, strict=True):
+                assert rest == exchanged(release, gone, epoch[1:])
+                assert version == "v1"
+
+    gone = last_source(release)
+    assert gone
+    opt_out(lake, 1, gone)
+    second = erase(lake, release, "v2", gone, others(gone), optouts=1)
+    assert [source.name for source in second.manifest.sources] == ["alpha"]
+    check_rest(second, gone)
+    gone |= some_of(release, 4, 0.1)
+    opt_out(lake, 2, gone)
+    check_rest(erase(lake, second, "v3", gone, others(gone), optouts=2), gone)
 
 
 @pytest.mark.parametrize("world", [World(), World(1, 2), World(2, 1)], ids=str)
@@ -452,6 +488,21 @@ def test_a_copy_has_shards_that_checkpoints_alone_read(lake: Lake, tmp_path: Pat
     dataset = ours(copy, batch_size=BATCH)
     dataset.load_state_dict(state)
     assert ids(dataset, 0, BATCH) == exchanged(release, gone, whole[1:])
+
+
+def test_damage_in_the_version_before_keeps_nobody_from_its_successor(
+    lake: Lake, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = build(lake, skips=SKIPS)
+    gone = set(release.all_kept[:4])
+    opt_out(lake, 1, gone)
+    second = erase(lake, release, "v2", gone, others(gone), optouts=1)
+    index = path_of(release.uri).parent / release.manifest.streams[0].index
+    index.chmod(0o644)
+    index.write_bytes(b"damaged")
+    copy = copy_of(second, tmp_path)
+    assert "checkpoints of older versions cannot go on in this copy" in caplog.text
+    assert ours(copy).size == len(second.all_kept)
 
 
 def test_a_copy_learns_that_it_holds_what_was_erased(lake: Lake, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from smalti.optouts.lost import lost
 from smalti.optouts.receipt_erase import read_erase_receipts
 from smalti.optouts.remove import remove
 from smalti.optouts.status import State, standings
+from smalti.optouts.tables import Tables
 from smalti.optouts.views import pages_of, show
 from smalti.release.manifest import read_manifest
 from smalti.settings import LakeRun, OptoutRun, SourceRun
@@ -156,6 +157,7 @@ def test_what_comes_back_is_found_and_removed_and_has_a_receipt_of_its_own(
     assert {each: data for each, data in snapshot(lake.optout_receipts(run.request)).items() if each in first} == first
     one, two = read_erase_receipts(lake, run.request)
     assert (one.number, two.number, two.erased > one.erased) == (1, 2, True)
+    assert two.tables == Tables.open(lake).versions, "as long as these are the newest, no table is looked at"
     assert b"This is receipt 2" in show(lake, run.request, pages_of(lake, run.request)[-1], "me", page=True)
 
     before = snapshot(lake.root)

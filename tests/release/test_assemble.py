@@ -21,6 +21,7 @@ from smalti.reasons import SkipReason
 from smalti.release.assemble import assemble, claim_version, claimed_versions
 from smalti.release.latest import move_latest
 from smalti.release.manifest import read_manifest, read_skip_file, read_stream_index
+from smalti.release.optouts import OptoutSnapshot
 from smalti.release.skips import canonical_json
 from smalti.settings import ReleaseRun
 from tests.release.conftest import add, build
@@ -235,6 +236,31 @@ def test_the_report_is_one_whole_page_with_pictures_and_reasons(lake: Lake, run:
     assert SkipReason.DUPLICATE.meaning in page
     assert re.search(r"other/copy\.jpg.*copy of.*demo/1\.jpg", page, re.DOTALL)
     assert len(page) < 1_000_000
+
+
+def test_the_report_counts_what_was_opted_out_and_neither_shows_nor_names_it(lake: Lake, run: ReleaseRun) -> None:
+    first = build(lake, run)
+    move_latest(lake, "set", first.version, first.digest)  # so that the page says what became of it
+    opted_out = ("demo/1.jpg", "other/copy.jpg", "demo/text.jpg")  # a picture, its copy, and one with another reason
+    before = objects.read_bytes(first.page).decode()
+    assert all(each in before for each in opted_out)
+    snapshot = OptoutSnapshot(position=1, shards={}, ids=("demo/1.jpg", "demo/text.jpg"))
+    objects.create_bytes(lake.optout_snapshot(1), snapshot.encode())
+    second = build(lake, run)
+    assert second.dropped["optout"] == 3
+    assert second.lost == {"optout": 1}
+    page = objects.read_bytes(second.page).decode()
+    assert SkipReason.OPTOUT.meaning in page
+    assert not [each for each in opted_out if each in page]
+    assert not set(re.findall(r"data:image/jpeg;base64,[^\"]+", page)) & pictures_of(before, opted_out)
+
+
+def pictures_of(page: str, ids: tuple[str, ...]) -> set[str]:
+    """What a page shows of some samples."""
+    cards = re.findall(r'<figure><img src="([^"]+)".*?<figcaption><b>(.*?)</b>', page)
+    found = {picture for picture, name in cards if name in ids}
+    assert found
+    return found
 
 
 def test_a_part_that_is_not_what_was_curated_is_refused(lake: Lake, run: ReleaseRun) -> None:

@@ -107,8 +107,9 @@ def kept_without(decisions: Decisions) -> dict[str, int]:
 
 
 def clusters_of(decisions: Decisions, decided: dict[str, str]) -> tuple[Cluster, ...]:
-    """Clusters above the limit, the largest first."""
+    """Clusters above the limit, the largest first; what is opted out is no example of one."""
     found = decisions.copies
+    may_be_shown = _may_be_shown(decisions)
     sizes = np.bincount(found.cluster[found.eligible] + 1, minlength=len(found.names) + 1)[1:]
     aside = found.reasons & np.uint16(BIT[SkipReason.QUARANTINE]) > 0
     quarantined = np.bincount(found.cluster[aside] + 1, minlength=len(found.names) + 1)[1:]
@@ -123,10 +124,16 @@ def clusters_of(decisions: Decisions, decided: dict[str, str]) -> tuple[Cluster,
                 samples=int(sizes[number]),
                 quarantined=int(quarantined[number]),
                 decided=decided.get(name),
-                examples=tuple(sorted(_some(found.id, members))[:EXAMPLES]),
+                examples=tuple(sorted(_some(found.id, members[may_be_shown[members]]))[:EXAMPLES]),
             )
         )
     return tuple(sorted(clusters, key=lambda each: (-each.samples, each.name)))
+
+
+def _may_be_shown(decisions: Decisions) -> npt.NDArray[np.bool_]:
+    """Which of those that may be copies are not opted out."""
+    shown: npt.NDArray[np.bool_] = decisions.copies.reasons & np.uint16(BIT[SkipReason.OPTOUT]) == 0
+    return shown
 
 
 def _some(ids: Any, members: Ints) -> list[str]:
@@ -141,9 +148,9 @@ def places_of(reader: Reader, rows: Ints) -> list[tuple[str, str, int]]:
 
 
 def members_of(decisions: Decisions, cluster: str, most: int) -> Ints:
-    """A few rows of a cluster, spread over its members; ascending."""
+    """A few rows of a cluster, spread over its members but for those that are opted out, which nobody is shown; ascending."""
     copies = decisions.copies
-    members = np.flatnonzero(copies.cluster == copies.names.index(cluster))
+    members = np.flatnonzero((copies.cluster == copies.names.index(cluster)) & _may_be_shown(decisions))
     if len(members) > most:
         members = members[np.linspace(0, len(members) - 1, most).astype(np.int64)]
     return copies.rows[members]

@@ -239,7 +239,7 @@ class ReleaseDataset(StreamingDataset):  # type: ignore[misc]  # streaming is un
         opened, names = self._opened, []
         for uri, manifest in succeeded(opened.uri, opened.manifest):
             if digest == manifest.digest:
-                return Source.of(uri, manifest, opened.wanted, Successor.of(opened.uri, opened.manifest))
+                return Source.of(uri, manifest, opened.wanted, Successor.of(opened.uri, opened.manifest, manifest))
             names.append(manifest.version)
         known = f", nor to what it succeeds ({', '.join(names)})" if names else ""
         raise InputError(

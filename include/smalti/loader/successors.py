@@ -123,10 +123,13 @@ class Successor:
     erasures: Erasures
 
     @classmethod
-    def of(cls, uri: str, manifest: Manifest) -> Successor:
-        """Raises CorruptError if a log of parts is damaged."""
+    def of(cls, uri: str, manifest: Manifest, before: Manifest) -> Successor:
+        """The successor at `uri`, for checkpoints of the version before, which may use sources of which nothing is left in it.
+
+        Raises CorruptError if a log of parts is damaged.
+        """
         parts = {f"{source.name}/{part.name}" for source in manifest.sources for part in source.parts}
-        known = Erasures.read(lake_of(uri), (source.name for source in manifest.sources))
+        known = Erasures.read(lake_of(uri), (source.name for each in (before, manifest) for source in each.sources))
         return cls(uri, manifest, Erasures({part: step for part, step in known.steps.items() if part not in parts}))
 
     def line(self, before: Manifest) -> str:

@@ -48,8 +48,6 @@ log = logging.getLogger("smalti")
 ROUNDS = 20
 """Times that parts and versions are looked at again, because others came while they were worked on."""
 
-NONE: Mapping[str, int] = {}
-
 IDS_AT_ONCE = 500
 """Rows of a table that are asked for at a time."""
 
@@ -189,7 +187,7 @@ def written_down(
         pictures |= encoded
         pixels |= decoded
     asked = sorted(ids - (set() if found is None or back else {*found.ids}))
-    for told, decoded in map_tasks(table_digests, [*rows_of_tables(lake, asked)]):
+    for told, decoded in map_tasks(table_digests, [*_of_tables(lake, asked)]):
         files |= told
         pixels |= decoded
     digests = {"files": files, "pictures": pictures, "pixels": pixels}
@@ -202,7 +200,7 @@ def _came_back(lake: Lake, found: Erasing | None, ids: set[str]) -> bool:
     receipts = read_erase_receipts(lake, found.request) if found is not None else []
     if found is None or not receipts or found.erased > receipts[-1].erased:
         return False
-    return any(True for _ in rows_of_tables(lake, sorted(ids.union(found.ids))))
+    return any(True for _ in _of_tables(lake, sorted(ids.union(found.ids))))
 
 
 def old_parts(lake: Lake, request: str, ledger: Ledger, moved: Erasures, ids: set[str]) -> Iterator[str]:
@@ -241,21 +239,15 @@ class _Rows:
     rows: tuple[int, ...]
 
 
-def rows_of_tables(lake: Lake, ids: list[str], seen: Mapping[str, int] = NONE) -> Iterator[_Rows]:
-    """Where the rows of these ids are, some at a time.
-
-    Args:
-        seen: source -> version of its table that is not looked at.
-    """
+def _of_tables(lake: Lake, ids: list[str]) -> Iterator[_Rows]:
+    """Where the rows of these ids are, some at a time."""
     by_source: dict[str, list[str]] = {}
     for name in ids:
         by_source.setdefault(name.partition("/")[0], []).append(name)
     for source, names in by_source.items():
         uri = lake.table(source)
         table = open_table(uri)
-        if table is None or table.version == seen.get(source):
-            continue
-        for start in range(0, len(names), IDS_AT_ONCE):
+        for start in range(0, len(names) if table is not None else 0, IDS_AT_ONCE):
             where = f"id IN ({', '.join(map(sql_text, names[start : start + IDS_AT_ONCE]))})"
             with lance_errors(uri):
                 found = table.to_table(columns=["id"], filter=where, with_row_id=True)["_rowid"].to_pylist()

@@ -114,7 +114,8 @@ def _take(lake: Lake, info: ObjectInfo, salt: Salt) -> Taken | None:
         removed = objects.delete_object(info.uri, generation)
         return dataclasses.replace(taken, stays=not removed and objects.exists(info.uri))
     except SmaltiError as error:
-        return Taken(salt.name_of(name.encode()), None, _nameless(error, info.uri, name), stays=True)
+        fault = nameless(str(error), info.uri, name, "a file of the inbox")
+        return Taken(salt.name_of(name.encode()), None, fault, stays=True)
 
 
 def _submission(name: str, generation: str) -> str:
@@ -171,11 +172,14 @@ def _asked(name: str, where: str) -> tuple[Action, str]:
     return Action(action), reference
 
 
-def _nameless(error: SmaltiError, uri: str, name: str) -> str:
-    """The line of an error, without the name of the file: people call pictures by what is in them."""
-    line = str(error)
+def nameless(line: str, uri: str, name: str, instead: str) -> str:
+    """The line of an error, without the name of a file: people call pictures by what is in them.
+
+    Args:
+        name: path of the file, in its bucket or below the inbox; it begins with a slash.
+    """
     for spelled in (uri, name, name[1:], quote(name[1:], safe="")):
-        line = line.replace(spelled, "a file of the inbox")
+        line = line.replace(spelled, instead) if spelled else line
     return line
 
 

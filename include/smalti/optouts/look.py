@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -28,17 +29,19 @@ from smalti.accounting import Report
 from smalti.lake import Lake
 from smalti.maintenance.live import references
 from smalti.optouts import erase_parts
-from smalti.optouts.erase import rows_of_tables
 from smalti.optouts.erase_parts import left_over
-from smalti.optouts.erasing import read_erasing
+from smalti.optouts.erasing import Erasing, read_erasing
 from smalti.optouts.keys import KeyKind
 from smalti.optouts.ledger import settle, state
 from smalti.optouts.reach import Matcher, read_requests
 from smalti.optouts.receipt_erase import EraseReceipt, read_erase_receipts
-from smalti.optouts.request import Action
+from smalti.optouts.remove_tables import rows_of_ids
+from smalti.optouts.request import READERS, Action
 from smalti.optouts.resolution import Ledger
 from smalti.optouts.status import State, standings
+from smalti.optouts.tables import Tables
 from smalti.settings import LakeRun
+from smalti.table.store import lance_errors
 
 log = logging.getLogger("smalti")
 
@@ -74,27 +77,58 @@ def found_again(lake: Lake, requests: Sequence[str], ledger: Ledger) -> dict[str
     """Request -> what of it is here again."""
     parts = left_over(lake, ledger, tables=Known(lake))
     used = {f"{source}/{name}": release.uri for release in references(lake).releases for source, name in release.parts}
-    found = {}
-    for request in requests:
-        erasing, receipts = read_erasing(lake, request), read_erase_receipts(lake, request)
-        if erasing is None or not receipts:
-            continue  # from before anybody wrote that down
-        ids = {*ledger.ids.get(request, ()), *erasing.ids}
-        places = ledger.places.get(request, {}).keys()
-        holding = [part for part, erasure in parts if places & erasure.shards.keys() or ids & erasure.ids]
-        if erasing.erased > receipts[-1].erased:
-            found[request] = "what was erased since is not removed"
+    found, looked = {}, list[_Proven]()
+    for each in _read(lake, requests, ledger):
+        places = ledger.places.get(each.request, {}).keys()
+        holding = [part for part, erasure in parts if places & erasure.shards.keys() or each.ids & erasure.ids]
+        if each.erasing.erased > each.receipt.erased:
+            found[each.request] = "what was erased since is not removed"
         elif holding:
-            found[request] = f"{len(holding)} parts, the first is {holding[0].source}/{holding[0].name}"
-        elif over := sorted({used[part] for part in erasing.parts if part in used}):
-            found[request] = f"{len(over)} versions use a part that was erased, the first is {over[0]}"
-        elif _in_tables(lake, ids, receipts[-1]):
-            found[request] = "rows of tables"
-    return found
+            found[each.request] = f"{len(holding)} parts, the first is {holding[0].source}/{holding[0].name}"
+        elif over := sorted({used[part] for part in each.erasing.parts if part in used}):
+            found[each.request] = f"{len(over)} versions use a part that was erased, the first is {over[0]}"
+        else:
+            looked.append(each)
+    return found | dict.fromkeys(_in_tables(lake, looked), "rows of tables")
 
 
-def _in_tables(lake: Lake, ids: set[str], receipt: EraseReceipt) -> bool:
-    return any(True for _ in rows_of_tables(lake, sorted(ids), seen=receipt.tables))
+@dataclass(frozen=True)
+class _Proven:
+    """A request, what was erased for it, its last receipt, and the ids that no table may have."""
+
+    request: str
+    erasing: Erasing
+    receipt: EraseReceipt
+    ids: frozenset[str]
+
+
+def _read(lake: Lake, requests: Sequence[str], ledger: Ledger) -> Iterator[_Proven]:
+    """But for those from before anybody wrote down what was erased."""
+
+    def read(request: str) -> tuple[Erasing | None, list[EraseReceipt]]:
+        return read_erasing(lake, request), read_erase_receipts(lake, request)
+
+    with ThreadPoolExecutor(READERS) as pool:
+        for request, (erasing, receipts) in zip(requests, pool.map(read, requests), strict=True):
+            if erasing is not None and receipts:
+                ids = frozenset(ledger.ids.get(request, ())).union(erasing.ids)
+                yield _Proven(request, erasing, receipts[-1], ids)
+
+
+def _in_tables(lake: Lake, proven: Sequence[_Proven]) -> list[str]:
+    """Requests of which a table has a row that was changed since their last receipt."""
+    found: set[str] = set()
+    for source, table in Tables.open(lake).tables.items() if proven else ():
+        asked: dict[str, list[str]] = {}
+        for each in proven:
+            if each.receipt.tables.get(source) != table.version:
+                for name in each.ids:
+                    if name.startswith(f"{source}/"):
+                        asked.setdefault(name, []).append(each.request)
+        with lance_errors(source):
+            rows = rows_of_ids(table, sorted(asked), ["id"])
+        found.update(request for row in rows for request in asked[row["id"]])
+    return sorted(found)
 
 
 @dataclass

@@ -339,13 +339,14 @@ def _count(into: Counter[str], column: Any) -> None:
 
 
 def _choose(counted: Tally, table: Any, first: npt.NDArray[np.int64], group: str) -> None:
-    """Remember a bounded number of samples to show: those of the smallest sha256, which is as good as chance."""
+    """Remember a bounded number of samples to show: those of the smallest sha256, which is as good as chance. None that is opted out."""
     import polars as pl
 
     frame = pl.from_arrow(table.select(["sha256", "id", "shard", "index", "tier", "ar"]))
     frame = frame.with_columns(first=pl.Series(first)).sort("sha256", "id")
     kept = frame.filter(pl.col("first") < 0).group_by("tier", "ar", maintain_order=True).head(SHOWN_A_BUCKET)
-    left_out = frame.filter(pl.col("first") >= 0).group_by("first", maintain_order=True).head(SHOWN_A_REASON)
+    may_be_shown = (pl.col("first") >= 0) & (pl.col("first") != _REASONS.index(SkipReason.OPTOUT))
+    left_out = frame.filter(may_be_shown).group_by("first", maintain_order=True).head(SHOWN_A_REASON)
     for row in kept.iter_rows(named=True):
         counted.kept_shown[group, row["tier"], row["ar"]].append(_shown(row))
     for row in left_out.iter_rows(named=True):
@@ -361,7 +362,7 @@ def _shown(row: Mapping[str, Any]) -> Shown:
 
 
 def _name_twins(lake: Lake, curation: Curation, counted: Tally) -> None:
-    """Say of which sample those that are shown are copies."""
+    """Say of which sample those that are shown are copies. Copies of what is opted out are opted out, and not shown either."""
     places = [(each.shard, each.index) for of_reason in counted.skipped_shown.values() for each in of_reason]
     said = explain_at(lake, curation, places)
     for of_reason in counted.skipped_shown.values():

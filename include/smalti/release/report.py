@@ -1,6 +1,7 @@
 """report.html: a release as a page that a person enjoys. One file, nothing fetched, light and dark.
 
-The same release is the same page: no time, no chance; the pictures are those of the smallest sha256.
+The same release is the same page: no time, no chance; the pictures are those of the smallest sha256. What was opted out is counted, and
+never shown or named: neither its picture, nor its caption, nor its id.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def _changes(manifest: Manifest, parent: Manifest, changes: Diff) -> str:
             f"<b>{what}</b>",
             escape(why),
             number(count),
-            escape(", ".join(each.id for each in named if each.why == why)[:300]),
+            escape(", ".join(each.id for each in named if each.why == why and why != SkipReason.OPTOUT)[:300]),
         )
         for what, counts, named in (
             ("gained", changes.gained, changes.gained_samples),

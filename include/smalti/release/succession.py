@@ -83,7 +83,7 @@ def of_checkpoints(
     """
     lake, here = lake_of(uri), Lake.at(str(folder))
     _log_of_parts(lake, folder, manifest, copy)
-    by, gone = Successor.of(uri, manifest), read_snapshot(here, position).shards
+    gone = read_snapshot(here, position).shards
     shards: dict[str, ServedShard] = {}
     try:
         for before_uri, before in succeeded(uri, manifest):
@@ -95,11 +95,13 @@ def of_checkpoints(
             if read_tombstone(lake, before.dataset, before.version) is not None:
                 _tombstone(lake, local, before, copy)
             copy(before_uri, local, parse_manifest)
+            _log_of_parts(lake, folder, before, copy)  # of some of its sources nothing may be left in the successor
+            by = Successor.of(uri, manifest, before)
             for stream in streams:
                 for shard in _read_of(by.stored(stream, served_shards(file_uri(local), stream)), gone):
                     shards[shard.basename] = shard
             _say_what_is_left(by.erasures, before, folder)
-    except MissingObject as error:
+    except (MissingObject, CorruptError) as error:  # who has no such checkpoint is not to be kept from this version
         log.warning("checkpoints of older versions cannot go on in this copy: %s", error)
     return list(shards.values())
 
