@@ -24,6 +24,7 @@ from smalti.optouts.request import Action, Forgotten, Request
 from smalti.optouts.scan import scan
 from smalti.shards.stage import shard
 from smalti.sources.inventory import OBJECTS, Inventory, parquet_bytes, read_inventory
+from smalti.table.store import open_table
 from tests.conftest import snapshot
 from tests.optouts.lakes import NOW
 from tests.support.pictures import Row, picture, source_run, stored, write_table
@@ -162,8 +163,7 @@ def test_what_the_places_hold_is_read_once_however_many_there_are(lake: Lake, mo
     def table_scanner(table: pa.Table) -> Any:
         return SimpleNamespace(to_table=lambda: table, to_batches=table.to_batches)
 
-    real = take_down.open_table
-    monkeypatch.setattr(take_down, "open_table", lambda uri: Counted(real(uri)))
+    monkeypatch.setattr(take_down, "open_table", lambda uri: Counted(open_table(uri)))
     places: set[str] = set()
     batches: dict[str, set[str]] = {}
     tasks = [*take_down._delivered(lake, [f"photos/{n}" for n in range(3)], places, batches)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -299,8 +300,10 @@ def test_nothing_is_removed_as_long_as_something_uses_an_old_part(lake: Lake, ru
 def test_what_a_writer_has_not_committed_is_waited_for(lake: Lake, run: OptoutRun) -> None:
     """It may still commit; Lance takes it in time, and until then nothing is proved."""
     data = Path(lake.table("made").removeprefix("file://")) / "data"
-    holding = [path for path in data.glob("*.lance") if ORIGINAL.encode() in path.read_bytes()]
-    left = shutil.copy(holding[0], data / "left.lance")
+    sha256 = hashlib.sha256(pictures()[ORIGINAL]).hexdigest().encode()
+    holding = [path for path in data.glob("*.lance") if sha256 in path.read_bytes()]
+    left = data / "left.lance"
+    shutil.copy(holding[0], left)
     report = remove(lake, run)
     assert (report.removed, report.receipt, report.page) == (False, "", "")
     assert "1 files that a writer has not committed" in report.warnings[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -109,7 +108,7 @@ def _delivered(lake: Lake, ids: Sequence[str], places: set[str], batches: dict[s
         for row in rows:
             batches.setdefault(f"{source}/{row['batch']}", set()).add(row["id"])
         for place in _own(uri, table, {row["uri"] for row in rows if row["uri"]}, {row["id"] for row in rows}):
-            places.add(hashlib.sha256(place.encode()).hexdigest())
+            places.add(place_digest(place))
         addresses = list({row["sha256"]: row["_rowid"] for row in rows}.items())
         for start in range(0, len(addresses), _AT_ONCE):
             some = addresses[start : start + _AT_ONCE]
