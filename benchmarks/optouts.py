@@ -44,6 +44,24 @@ KEYS = 100_000
 Mask = npt.NDArray[np.bool_]
 
 
+def make_tables(lake: Lake) -> None:
+    """A table for each source with the columns that matching reads, as if what is in parts were all that it has, and its indices."""
+    import lance
+    import pyarrow.parquet as pq
+
+    from smalti.optouts.table_reader import COLUMNS
+    from smalti.shards.part import committed_parts
+    from smalti.table.index import BTREE
+
+    for source in (f"s{number}" for number in range(SOURCES)):
+        path = str(local_path(lake.table(source)))
+        for number, part in enumerate(committed_parts(lake, source)):
+            rows = pq.read_table(str(local_path(lake.samples(source, part.name))), columns=list(COLUMNS))
+            lance.write_dataset(rows, path, mode="append" if number else "create")
+        for column in BTREE if committed_parts(lake, source) else ():
+            lance.dataset(path).create_scalar_index(column, "BTREE")
+
+
 def _rank(rows: Ints, salt: int, count: int) -> Ints:
     """1 to `count`, the k-th as often as 1/k."""
     return np.asarray(np.exp(share(rows, salt) * np.log(count)), np.int64)
@@ -250,6 +268,7 @@ def main() -> None:
     parser.add_argument("--only", help="one case by its name")
     parser.add_argument("--inside", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help="where the lake is made: 20 GB for 100M samples")
+    parser.add_argument("--tables", action="store_true", help="the sources' tables, too, with as many rows")
     parser.add_argument("--lake", type=Path, help="one that was made before, with as many samples")
     asked = parser.parse_args()
     if asked.inside:
@@ -259,6 +278,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="smalti-bench-", dir=asked.folder) as folder:
         made = Path(folder) / "lake"
         lake = Lake.at(str(asked.lake)) if asked.lake else make_lake(made, asked.samples, DISTANCE, origin)
+        if asked.tables:
+            make_tables(lake)
         print(
             "| samples | keys | looked at, s | applied, s | in all, s | CPU, s | memory | by a key | copies | near | result |"
         )
