@@ -54,6 +54,8 @@ def erase_parts(lake: Lake, ids: dict[str, list[str]], erased: Collection[str], 
             if name in lost:
                 data = mds.rewrite_shard(data, [i for i in range(len(shards[name])) if i not in lost[name]])
             create_bytes(f"{lake.part(source, new)}/{name.split('/', 2)[2]}", data)
+        if left:
+            create_bytes(lake.part_commit(source, new), b"{}")
         step = Step(why="erased", replaces=(part,), by=new if left else None, erased=lost, gone=gone)
         assert append_step(lake, source, step)
         if remove:

@@ -156,6 +156,8 @@ def build(
         kept_ids[f"{stream[0]}/{tier}/{ar}"].append(here)
         left_out |= set(ids) - set(here)
     sets = [tuple(sorted(each)) for each in reason_sets]
+    for source, part in {(source, part) for source, part, *_ in _each_shard(shards)}:
+        create_bytes(lake.part_commit(source, part), b"{}")  # the loader asks for no more than that it is there
     streams = [write_stream(lake, dataset, version, key, entries[key], skipped[key], sets) for key in sorted(entries)]
     sources = tuple(_source(source, group_of[source], shards[source], by_source[source]) for source in sorted(shards))
     manifest = Manifest(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -27,9 +28,10 @@ from smalti.optouts.ledger import resolve
 from smalti.optouts.request import Action
 from smalti.reasons import SkipReason
 from smalti.release import verify as verify_module
-from smalti.release.optouts import read_snapshot
+from smalti.release.latest import give_up
+from smalti.release.optouts import read_check, read_snapshot
 from smalti.release.pull import pull
-from smalti.release.tombstones import COLLECTED, Tombstone
+from smalti.release.tombstones import COLLECTED, Tombstone, bury
 from smalti.settings import OptoutRun
 from smalti.shards import mds
 from tests.loader.erasing import erase, erase_parts, places, succeed
@@ -522,6 +524,66 @@ def test_a_copy_learns_that_it_holds_what_was_erased(lake: Lake, tmp_path: Path)
     ):
         ours(copy)
     assert ours(copy_of(second, tmp_path)).size == len(second.all_kept)
+
+
+@pytest.mark.parametrize("buried", [True, False], ids=["buried", "killed before the tombstone"])
+def test_a_copy_whose_parts_left_the_lake_is_refused_as_later_requests_do_not_name_them(
+    ranks: Ranks, lake: Lake, tmp_path: Path, buried: bool
+) -> None:
+    release = build(lake, skips=SKIPS)
+    newer = build(lake, version="v2", shards={"gamma": SHARDS["beta"]})
+    copy, folder = copy_of(release, tmp_path / "copy"), tmp_path / "copy"
+    give_up(lake, "demo", ["v1"], None)
+    if buried:
+        bury(lake, "demo", "v1")
+    pull(newer.uri, folder, refresh_optouts=True)
+    assert ours(copy).size == len(release.all_kept)  # within the grace every request is compared with its parts
+    path_of(lake.part_commit("beta", "00001-cccccccccccc")).unlink()
+    opt_out(lake, 1, newer.all_kept[:1])  # and copies of it in v1, of which nothing is known any more
+    pull(newer.uri, folder, refresh_optouts=True)
+    pull(newer.uri, folder)  # what is known once stays known
+    message = r"demo v1 was given up, and parts of it are in the lake no more: .*pull` on the newest version"
+    errors = ranks.run(World(1, 2), tmp_path, begun, copy.uri, "random", 0)
+    assert [bool(re.search(message, str(each))) for each in errors] == [True, True]
+    with pytest.raises(InputError, match=message):
+        ours(copy, optouts=0)
+    with pytest.raises(InputError, match=message):
+        pull(copy.uri, tmp_path / "copy of the copy")
+    assert ours(Release(str(folder / "releases/demo/v2/manifest.json"), newer.manifest, {}, set(), {})).size > 0
+
+
+def test_a_copy_of_a_copy_knows_whose_parts_left_the_lake(lake: Lake, tmp_path: Path) -> None:
+    release, newer = build(lake), build(lake, version="v2", shards={"gamma": SHARDS["beta"]})
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        copy_of(release, folder)
+    there = copy_of(newer, first)
+    create_bytes(lake.release_tombstone("demo", "v1"), Tombstone(why=COLLECTED).encode())
+    path_of(lake.part_commit("beta", "00001-cccccccccccc")).unlink()
+    pull(newer.uri, first, refresh_optouts=True)
+    pull(there.uri, second, refresh_optouts=True)
+    with pytest.raises(InputError, match="parts of it are in the lake no more"):
+        ours(Release(str(second / "releases/demo/v1/manifest.json"), release.manifest, {}, set(), {}))
+
+
+def test_a_refresh_that_ends_early_has_not_been_one(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = build(lake)
+    copy_of(release, tmp_path)
+    before = read_check(Lake.at(str(tmp_path)))
+    opt_out(lake, 1, release.all_kept[:1])
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("smalti.release.succession.read_tombstone", dies)
+    with pytest.raises(KeyboardInterrupt):
+        pull(release.uri, tmp_path, refresh_optouts=True)
+    assert read_check(Lake.at(str(tmp_path))) == before
+    monkeypatch.undo()
+    pull(release.uri, tmp_path, refresh_optouts=True)
+    assert read_check(Lake.at(str(tmp_path))) != before
 
 
 def test_a_copy_whose_tree_was_succeeded_is_still_good(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,18 @@ from typing import Any
 import numpy as np
 
 from smalti.errors import CorruptError, InputError, LakeError, MissingObject
+from smalti.lake import Lake
 from smalti.loader.skips import ServedShard, Stored
+from smalti.objects import exists
 from smalti.release.manifest import Manifest, StreamEntry, beside, read_manifest, read_stream_index
-from smalti.release.optouts import check_of, lake_of
+from smalti.release.optouts import check_of, lake_of, read_check
 from smalti.release.tombstones import COLLECTED, read_tombstone, successor_of
 from smalti.shards.erasures import Erasures, Moved
 
 log = logging.getLogger("smalti")
+
+_READERS = 16
+"""Requests at once."""
 
 _RESTORE = "Restore it; a pulled copy: run `smalti pull MANIFEST DIR` again, with the manifest that is open"
 
@@ -32,11 +38,12 @@ def check_not_succeeded(uri: str, manifest: Manifest) -> None:
     """Whether a run may start with this release. One request if it may; for one rank.
 
     What maintenance collects may be read until its objects are gone: runs that were begun with it have that long, and it is only said.
-    A copy knows of tombstones what `smalti pull` brought. One whose shards hold erased samples is refused like the lake's. If opt-outs are
+    A copy knows of tombstones what `smalti pull` brought. One with parts that are in the lake no more is refused: requests that came since
+    were compared with what there is, and no snapshot names its samples. One whose shards hold erased samples is refused like the lake's. If opt-outs are
     all that the successor brought, the copy has its very shards, and leaves out the same samples: then, too, it is only said.
 
     Raises:
-        InputError: the version was given up because of opt-outs.
+        InputError: the version was given up because of opt-outs, or opt-outs do not reach it.
     """
     lake = lake_of(uri)
     try:
@@ -45,10 +52,12 @@ def check_not_succeeded(uri: str, manifest: Manifest) -> None:
         log.warning("%s: it was not looked up whether the version was given up: %s", uri, error.what)
         return
     if found is None:
+        _refuse_left_behind(uri, manifest)
         return
     what = f"{manifest.dataset} {manifest.version} was given up ({found.why})"
     by = successor_of(lake, manifest.dataset, manifest.version)
     if found.why == COLLECTED and by is None:
+        _refuse_left_behind(uri, manifest)
         log.warning("%s: %s, and goes when the grace of maintenance is over: go on with another version", uri, what)
         return
     if check_of(uri) is None:
@@ -62,6 +71,7 @@ def check_not_succeeded(uri: str, manifest: Manifest) -> None:
         )
     held = erased_parts(Erasures.read(lake, (source.name for source in manifest.sources)), manifest)
     if not held:
+        _refuse_left_behind(uri, manifest)
         log.warning("%s: %s; its shards and opt-outs are still good", uri, what + (f": {by} succeeds it" if by else ""))
         return
     if by is None:
@@ -76,10 +86,29 @@ def check_not_succeeded(uri: str, manifest: Manifest) -> None:
     )
 
 
+def _refuse_left_behind(uri: str, manifest: Manifest) -> None:
+    check = read_check(lake_of(uri))
+    if check is not None and f"{manifest.dataset}/{manifest.version}" in check.left_behind:
+        raise InputError(
+            f"{manifest.dataset} {manifest.version} was given up, and parts of it are in the lake no more: what was opted out since is "
+            "not known of them",
+            uri,
+            "Run `smalti pull` on the newest version into the same directory, and open that; then remove this version",
+        )
+
+
 def erased_parts(erasures: Erasures, manifest: Manifest) -> list[str]:
     """Parts of a release, <source>/<name>, of which samples were erased since."""
     keys = (f"{source.name}/{part.name}" for source in manifest.sources for part in source.parts)
     return [key for key in keys if key in erasures.steps]
+
+
+def parts_gone(lake: Lake, manifest: Manifest) -> list[str]:
+    """Parts of a release that are not committed in the lake any more. One request a part."""
+    keys = [(source.name, part.name) for source in manifest.sources for part in source.parts]
+    with ThreadPoolExecutor(_READERS) as pool:
+        there = pool.map(lambda key: exists(lake.part_commit(*key)), keys)
+        return ["/".join(key) for key, is_there in zip(keys, there, strict=True) if not is_there]
 
 
 def held_still(erasures: Erasures, manifest: Manifest, parts: Path) -> list[str]:

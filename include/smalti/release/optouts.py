@@ -70,6 +70,10 @@ class OptoutCheck(Model):
 
     position: int = Field(ge=0, description="the newest snapshot that there was")
     checked: AwareDatetime = Field(description="UTC; of the lake itself, however many copies lie between")
+    left_behind: tuple[str, ...] = Field(
+        (),
+        description="versions here, `<dataset>/<version>`, of which parts are in the lake no more: no later snapshot names their samples",
+    )
 
     def is_older(self, age: timedelta) -> bool:
         """Whether it was made longer ago. A clock that was far off would let a copy never get old, so the future is no check."""
@@ -120,10 +124,11 @@ def read_check(lake: Lake) -> OptoutCheck | None:
 
 
 def write_check(folder: Path, check: OptoutCheck) -> None:
-    """Note a check in a pulled copy; a reader sees the old note or the new one."""
+    """Note a check in a pulled copy; a reader sees the old note or the new one. It says that all is known that came up to then: whatever
+    else a check is to bring must be here before."""
     path = folder / NOTES / "optouts.json"
     attempt = path.with_name(f"{ATTEMPT_PREFIX}{path.name}-{os.getpid()}")
-    attempt.write_text(check.model_dump_json() + "\n")
+    attempt.write_text(check.model_dump_json(exclude_defaults=True) + "\n")
     attempt.replace(path)
 
 

@@ -114,7 +114,7 @@ def pull(
         threads: shards fetched at once.
         recheck: read what is here, with `materialize` too, even if its size and time are those of the last check.
         refresh_optouts: bring the opt-outs only, and what became of versions that are here: four requests and a small object, or less,
-            and one a version.
+            and one a version and dataset; of versions that were given up also one a part.
         positions: older positions of opt-outs to bring too, for checkpoints that were made with them elsewhere.
     Raises:
         InputError: a tier that the release has not, another pull in the directory, too little room, nothing to refresh, or a version
@@ -152,8 +152,9 @@ def pull(
                 optouts=written.optouts,
             )
         mirror = _Mirror(uri, folder, recheck)
-        mirror.optouts(positions)
-        succession.tombstones(uri, folder, mirror.copy)
+        check = mirror.optouts(positions)
+        left_behind = {*check.left_behind, *succession.tombstones(uri, folder, mirror.copy)}
+        write_check(folder, check.model_copy(update={"left_behind": tuple(sorted(left_behind))}))
         report = (
             mirror.report([], 0)
             if refresh_optouts
@@ -206,10 +207,10 @@ class _Mirror:
         self.fetched_bytes = 0
         self.position = 0
 
-    def optouts(self, positions: Iterable[int]) -> None:
-        """Bring the newest snapshot, then note that and when it was the newest. What is here is never replaced.
+    def optouts(self, positions: Iterable[int]) -> OptoutCheck:
+        """Bring the newest snapshot. What is here is never replaced.
 
-        A copy that is pulled from is as old as its own check.
+        Returns: that and when it was the newest. A copy that is pulled from is as old as its own check.
         """
         lake, here = lake_of(self.uri), Lake.at(str(self.folder))
         check = check_of(self.uri) or OptoutCheck(position=newest_position(lake), checked=datetime.now(UTC))
@@ -231,8 +232,8 @@ class _Mirror:
                     "Pull into another directory; or remove the file if all in here is of this lake",
                 )
             self.copy(lake.optout_snapshot(position), path, partial(decode_snapshot, position))
-        write_check(self.folder, check)
         self.position = check.position
+        return check
 
     def pull(self, tiers: Collection[int] | None, run: trees.Runner) -> PullReport:
         self._refuse_another()

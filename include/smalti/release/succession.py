@@ -8,6 +8,7 @@ All of it is small, and without it `smalti.loader.successors` could not tell in 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -17,8 +18,9 @@ from pydantic import ValidationError
 from smalti.errors import CorruptError, MissingObject
 from smalti.lake import Lake
 from smalti.loader.skips import Optouts, ServedShard, served_shards
-from smalti.loader.successors import Successor, held_still, succeeded
+from smalti.loader.successors import Successor, held_still, parts_gone, succeeded
 from smalti.objects import file_uri, list_names, local_path
+from smalti.release.latest import stored_latest
 from smalti.release.manifest import (
     Manifest,
     StreamEntry,
@@ -27,7 +29,7 @@ from smalti.release.manifest import (
     parse_manifest,
     skip_file_uri,
 )
-from smalti.release.optouts import lake_of, read_snapshot
+from smalti.release.optouts import is_in_lake, lake_of, read_snapshot
 from smalti.release.skips import SkipFile, parse
 from smalti.release.tombstones import Tombstone, read_tombstone
 from smalti.shards.erasures import Erasures
@@ -52,15 +54,24 @@ def small_files(uri: str, local: Path, stream: StreamEntry, copy: Copy) -> None:
         copy(skip_file_uri(uri, digest), path, lambda data, where: SkipFile.decode(data, where, digest))
 
 
-def tombstones(uri: str, folder: Path, copy: Copy) -> None:
-    """Those of the versions in this copy that were given up since. What the loader makes of them depends on the log of their parts."""
-    lake = lake_of(uri)
+def tombstones(uri: str, folder: Path, copy: Copy) -> tuple[str, ...]:
+    """Those of the versions in this copy that were given up since. What the loader makes of them depends on the log of their parts.
+
+    Returns: `<dataset>/<version>` of those of which parts are in the lake no more, see OptoutCheck.left_behind.
+    """
+    lake, left_behind = lake_of(uri), []
+    latest = functools.cache(lambda dataset: stored_latest(lake, dataset))
+    in_lake = is_in_lake(uri)  # another copy has no commits of parts, and passes on what it knows
     for path in sorted((folder / "releases").glob("*/*/manifest.json")):
         try:
             manifest = parse_manifest(path.read_bytes(), str(path))
         except CorruptError:
             continue  # the loader will say so
         found = read_tombstone(lake, manifest.dataset, manifest.version)
+        is_gone = found is not None or manifest.version in latest(manifest.dataset).collected
+        if in_lake and is_gone and (gone := parts_gone(lake, manifest)):
+            log.warning("%s is refused from now on: it was given up, and %s is in the lake no more", path, gone[0])
+            left_behind.append(f"{manifest.dataset}/{manifest.version}")
         if found is None:
             continue
         _log_of_parts(lake, folder, manifest, copy)
@@ -68,6 +79,7 @@ def tombstones(uri: str, folder: Path, copy: Copy) -> None:
             by = f"; {found.successor} succeeds it" if found.successor else ""
             log.warning("%s was given up in the lake (%s)%s", path, found.why, by)
         _tombstone(lake, path, manifest, copy)
+    return tuple(left_behind)
 
 
 def of_checkpoints(
