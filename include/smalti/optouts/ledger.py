@@ -96,8 +96,8 @@ def settle(lake: Lake, *, match: Matcher | None = None) -> int:
     if not objects.exists(lake.optout_resolution(1)):
         return newest_position(lake)
     while True:
-        while _step(lake, {}, {}, match) is not None:
-            pass  # others may have come while this was done
+        while (step := _step(lake, {}, {}, match)) is not None and not step.is_idle:
+            pass  # others may have come while this was done; of tables that change all the time no more than this once
         ledger = state(lake)  # another writer may have made a step since, of which there is no snapshot yet
         complete(lake, ledger)
         if not (ledger.in_force and all_parts(lake, ledger.parts)):
@@ -150,6 +150,9 @@ def _step(
 ) -> Resolution | None:
     """One step, under the first number that is free; None: there is nothing to do.
 
+    Dropped rows that were compared with what is in force and are nobody's are a step as well: it says so, or each call would compare
+    them again.
+
     Args:
         new: requests to bring in force.
         back: request that takes another one back -> the other one.
@@ -157,6 +160,7 @@ def _step(
     """
     ledger = Ledger()
     reach: Reach | None = None
+    overtaken = False
     while True:
         _advance(lake, ledger, _newest(lake))
         complete(lake, ledger)
@@ -186,8 +190,8 @@ def _step(
                 continue
             if limits is not None:
                 check_limits(rows, {name: limits[name] for name in fresh if name in limits})
-        if not (fresh or taken or uncovered or rows is not None):
-            return None
+        if overtaken and not (fresh or taken or uncovered or rows is not None):
+            return None  # whoever was faster has looked at tables that are as new
         step = _made(lake, ledger.position + 1, fresh, taken, uncovered, rows, reach if look else None)
         if objects.create_bytes(lake.optout_resolution(step.position), step.encode()):
             ledger.add(step.as_block())
@@ -195,6 +199,7 @@ def _step(
             counts = [len(each) for each in (step.requests, step.withdrawn, step.parts)]
             log.info("opt-outs: step %d, %d requests, %d taken back, %d parts", step.position, *counts)
             return step
+        overtaken = True
 
 
 def _made(
