@@ -77,9 +77,9 @@ def test_it_is_what_whole_tables_have(
                     lance.dataset(str(local_path(lake.table(source)))).delete("id LIKE '%k2'")
         known = match_parts(lake, made(lake, parts)[0], asked).rows
         tables = Tables.open(lake)
-        few = tables.match(asked, known)
+        few = tables.match(asked, known).rows
         patch.setattr(indexed, "SMALL", 0)
-        assert few.equals(tables.match(asked, known))
+        assert few.equals(tables.match(asked, known).rows)
 
 
 def test_whole_tables_are_read_for_their_hashes_alone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_whole_tables_are_read_for_their_hashes_alone(lake: Lake, monkeypatch: p
         (("sha256", many[9].sha256), {"s1/n9"}),
         (("owner", "nobody"), set()),
     ):
-        found = Tables.open(lake).match([request(key)], None)
+        found = Tables.open(lake).match([request(key)], None).rows
         assert set(found["id"].to_pylist()) == expected
     assert {column for columns in read for column in columns} <= {"phash", "flat"}
 
@@ -102,7 +102,7 @@ def test_where_too_much_would_be_held_whole_tables_are_read(lake: Lake, monkeypa
     put_table(lake, "s1", [[Sample(f"n{n}", n, phash=5) for n in range(30)]], indices=False)
     monkeypatch.setattr(indexed, "HELD", 10)
     assert indexed.Indexed(Tables.open(lake).tables).reach([request(("id", "s1/n7"))], MATCHED.empty_table()) is None
-    found = Tables.open(lake).match([request(("id", "s1/n7"))], None)
+    found = Tables.open(lake).match([request(("id", "s1/n7"))], None).rows
     assert found.num_rows == 30
 
 

@@ -259,6 +259,20 @@ def test_copies_that_were_matched_are_watched(lake: Lake) -> None:
     assert not watch.knows(fingerprint_of(0b111 << 20), 400, 300)
 
 
+def test_what_another_delivery_of_an_id_shows_is_asked_for_by_its_id_alone(lake: Lake) -> None:
+    """A stand-in, perhaps, that a thousand ids have: what is served already with it stays, and so does what comes."""
+    name = ask(lake, Action.EXCLUDE, key_of("owner", "Ann"))
+    stand_in = {"id": "s/x", "how": "copy", "sha256": "d" * 64, "phash": 1 << 40}
+    resolve(lake, name, {"id": "s/x"}, stand_in, {"id": "s/copy", "how": "copy", "sha256": "e" * 64, "phash": 3 << 50})
+    watch = load_watch(lake)
+    assert watch is not None
+    assert [watch.asks(row_of(each))[0] for each in ("s/x", "s/copy")] == [True, True]
+    assert [watch.asks(pa.Table.from_pylist([{**ROW, "sha256": each * 64}]))[0] for each in ("d", "e")] == [False, True]
+    assert not watch.knows(fingerprint_of(1 << 40), 400, 300)
+    assert watch.knows(fingerprint_of(3 << 50), 400, 300)
+    assert watch.knows(fingerprint_of(5), 400, 300)
+
+
 def test_a_damaged_ledger_lets_nothing_through(lake: Lake) -> None:
     name = ask(lake, Action.EXCLUDE, key_of("id", "s/x"))
     objects.create_bytes(lake.optout_matched("0" * 64), b"PAR1 no more")

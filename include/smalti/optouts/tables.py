@@ -23,7 +23,7 @@ from smalti.lake import Lake
 from smalti.optouts.direct import gather
 from smalti.optouts.indexed import Indexed
 from smalti.optouts.match import match_rows, table_of
-from smalti.optouts.matched import KEY, MATCHED
+from smalti.optouts.matched import KEY, MATCHED, Matched
 from smalti.optouts.request import Request
 from smalti.optouts.table_reader import COLUMNS, HeldReader, TableReader
 from smalti.reasons import DropReason
@@ -50,7 +50,7 @@ def match_tables(lake: Lake, requests: Sequence[Request], matched: pa.Table) -> 
     Raises:
         LakeError: a table cannot be read.
     """
-    return each_id_once(Tables.open(lake).match(requests, matched))
+    return each_id_once(Tables.open(lake).match(requests, matched).rows)
 
 
 def each_id_once(rows: pa.Table) -> pa.Table:
@@ -85,15 +85,17 @@ class Tables:
     def versions(self) -> dict[str, int]:
         return {source: int(table.version) for source, table in self.tables.items()}
 
-    def match(self, requests: Sequence[Request], known: pa.Table | None) -> pa.Table:
-        """All rows that requests match: MATCHED with an empty `part`; a request has an id and a sha256 once, as the newest row has them.
+    def match(self, requests: Sequence[Request], known: pa.Table | None) -> Matched:
+        """All rows that requests match, with an empty `part`; a request has an id and a sha256 once, as the newest row has them. What is
+        near is not looked for.
 
         Args:
             known: MATCHED, what these requests match elsewhere: copies of that are looked for as well.
         """
         whole = TableReader.of(self.tables)
         if not whole.fragments:
-            return MATCHED.empty_table()
+            nothing = MATCHED.empty_table()
+            return Matched(nothing, nothing, {each.id: tuple(range(len(each.keys))) for each in requests})
         few: list[Indexed] = [Indexed(self.tables)]
 
         def reader(known: pa.Table, keys: bool) -> TableReader | HeldReader:
@@ -115,8 +117,8 @@ class Tables:
         while True:
             found = [MATCHED.empty_table()]
             for reader in self._dropped(pa.concat_tables([told, *found]), seen):
-                rows = self._match(functools.partial(_itself, reader), requests, pa.concat_tables([told, *found]))
-                found.append(_not_among(rows, told))
+                more = self._match(functools.partial(_itself, reader), requests, pa.concat_tables([told, *found]))
+                found.append(_not_among(more.rows, told))
             new = pa.concat_tables(found)
             if not new.num_rows:
                 return told.slice(0 if known is None else known.num_rows)
@@ -151,7 +153,7 @@ class Tables:
         reader_of: Callable[[pa.Table, bool], TableReader | HeldReader],
         requests: Sequence[Request],
         known: pa.Table | None,
-    ) -> pa.Table:
+    ) -> Matched:
         """reader_of: gives a reader of all rows that matter to what is known, and to keys if they count."""
         known = MATCHED.empty_table() if known is None else known
         reader = reader_of(known, True)
@@ -160,14 +162,14 @@ class Tables:
         rows = _newest(table_of(reader, labels, found.nodes, requests, found.entries))
         unread = _unread(reader, found.entries)
         if not unread.height:
-            return rows
+            return Matched(rows, MATCHED.empty_table(), found.unmatched)
         rows = _printed(rows, self._prints(unread))
         known = pa.concat_tables([known, rows])
         reader = reader_of(known, False)
         more = match_rows(reader, requests, known, 0, keys=False)
         labels = [""] * len(reader.sizes)
         new = _not_among(_newest(table_of(reader, labels, more.nodes, requests, more.entries)), rows)
-        return pa.concat_tables([rows, new])
+        return Matched(pa.concat_tables([rows, new]), MATCHED.empty_table(), found.unmatched)
 
     def _prints(self, unread: Any) -> Any:
         """Fingerprints of pictures, as a polars frame: sha256, phash, colour, flat. unread: source, sha256, _rowid."""

@@ -26,7 +26,7 @@ from smalti.images.fingerprint import RECOMMENDED_DISTANCE, Recognisable, colour
 from smalti.lake import Lake
 from smalti.optouts.keys import HANDED_IN_AGAIN, Key, KeyKind, spelled
 from smalti.optouts.ledger import state
-from smalti.optouts.ledger_rows import read_matched
+from smalti.optouts.ledger_rows import read_matched, shows_its_own
 from smalti.optouts.neighbours import Neighbours
 from smalti.optouts.request import READERS, Action, Request, read_answer, read_request, request_ids
 from smalti.optouts.resolution import Ledger
@@ -44,7 +44,8 @@ PRINTS = pa.schema([
     ("width", pa.int32()),
     ("height", pa.int32()),
 ])
-"""A sample that a request has matched. `phash`, `colour` and `flat` are null where it was never fingerprinted."""
+"""A sample that a request has matched. `phash`, `colour` and `flat` are null where it was never fingerprinted; so is `sha256` where the id alone
+is asked for (`smalti.optouts.ledger_rows.shows_its_own`)."""
 
 _PAIRS = 1 << 14
 """Pictures of one hash whose colours are compared at a time: 1.6 MiB."""
@@ -89,7 +90,7 @@ class Watch:
         matched = matched.select(PRINTS.names)
         kinds = {KeyKind.ID, KeyKind.SHA256} if matched.num_rows else set()
         digests = [_digest(KeyKind.ID, each) for each in pc.unique(matched["id"]).to_pylist()]
-        digests += [_digest(KeyKind.SHA256, each) for each in pc.unique(matched["sha256"]).to_pylist()]
+        digests += [_digest(KeyKind.SHA256, each) for each in pc.unique(matched["sha256"].drop_null()).to_pylist()]
         shown = []
         for key in keys:
             kind = KeyKind.SHA256 if key.kind == KeyKind.IMAGE else key.kind
@@ -216,7 +217,12 @@ def _matched(lake: Lake, requests: Collection[str]) -> pa.Table:
     if rows is None:
         return PRINTS.empty_table()
     check_thumbnails(rows["colour"], lake.optout_requests(), HANDED_IN_AGAIN)
-    return rows.select(PRINTS.names).cast(PRINTS)
+    own = shows_its_own(rows)
+    prints = rows.select(PRINTS.names).cast(PRINTS)
+    for name in ("sha256", "phash", "colour", "flat"):  # of the others the id alone counts
+        value = pc.if_else(own, prints[name], pa.scalar(None, prints.schema.field(name).type))
+        prints = prints.set_column(prints.schema.get_field_index(name), PRINTS.field(name), value)
+    return prints
 
 
 def _is_told(rows: pa.Table) -> pa.ChunkedArray:
