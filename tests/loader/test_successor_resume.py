@@ -373,6 +373,25 @@ def test_what_maintenance_collects_may_be_read_to_its_end(lake: Lake, caplog: py
     assert "demo v1 was given up (collected as garbage), and goes when the grace of maintenance is over" in caplog.text
 
 
+@pytest.mark.parametrize("world", [World(), World(1, 2)], ids=str)
+def test_what_was_erased_of_a_collected_version_is_no_more_begun_with(
+    world: World, ranks: Ranks, lake: Lake, tmp_path: Path
+) -> None:
+    """In the lake, where the parts may still be, and in a copy, which has them."""
+    release = build(lake, skips=SKIPS)
+    newer = build(lake, version="v2", shards={"gamma": SHARDS["beta"]})
+    copy = copy_of(release, tmp_path / "copy")
+    create_bytes(lake.release_tombstone("demo", "v1"), Tombstone(why=COLLECTED).encode())
+    erase_parts(lake, places(lake, release.manifest, release.uri), release.all_kept[:3], remove=False)
+    pull(newer.uri, tmp_path / "copy", refresh_optouts=True)
+    for uri, message in (
+        (release.uri, "and no version succeeds it"),
+        (copy.uri, "and this copy holds what was erased"),
+    ):
+        errors = ranks.run(world, tmp_path, begun, uri, "random", 0)
+        assert [message in str(each) for each in errors] == [True] * world.size
+
+
 def test_who_may_not_ask_is_told(lake: Lake, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object) -> None:
         raise LakeError("access is refused", lake.root, "Ask its owner")

@@ -15,10 +15,11 @@ from smalti import objects
 from smalti.config import Drops
 from smalti.curation.record import ROWS, Cluster, Curation
 from smalti.curation.recorded import Recorded
-from smalti.errors import ConflictError, InputError
+from smalti.errors import ConflictError, CorruptError, InputError
 from smalti.lake import Lake
 from smalti.maintenance.garbage import gc
 from smalti.maintenance.live import references
+from smalti.release import publish as publish_module
 from smalti.release import successors
 from smalti.release import verify as verify_module
 from smalti.release.assemble import claimed_versions
@@ -37,7 +38,7 @@ from smalti.release.latest import (
 from smalti.release.manifest import Manifest, read_manifest, read_skip_file, read_stream_index
 from smalti.release.optouts import OptoutSnapshot
 from smalti.release.publish import publish, rollback, write_tree
-from smalti.release.successors import Succeeded, succeed
+from smalti.release.successors import Succeeded, succeed, touched_versions
 from smalti.release.summary import samples_of, summary
 from smalti.release.tombstones import COLLECTED, Tombstone, read_tombstone, resumed_by, successor_of
 from smalti.release.verify import read_verified, verify, verify_manifest
@@ -46,7 +47,7 @@ from smalti.shards.part import committed_parts
 from tests.conftest import snapshot
 from tests.maintenance.conftest import APPLY, Died, content
 from tests.release.conftest import add, build
-from tests.release.test_verify import kept_ids
+from tests.release.test_verify import kept_ids, path_of
 from tests.support.pictures import Row, picture, release_run, stored
 
 WHY = "opted out"
@@ -202,7 +203,11 @@ def test_parts_are_exchanged_and_what_was_decided_stays(small: Lake, tmp_path: P
     )
     assert read_manifest(small.manifest("set", "v3-without-text")).without == ablation.without
     assert is_gone(small, "set", unpublished.version)
-    with pytest.raises(InputError, match=r"version v2 of set was given up"):
+    assert read_tombstone(small, "set", "v2") == Tombstone(why="erased")
+    path_of(small.release_tombstone("set", "v2")).unlink()  # as if the run had been killed before it came to it
+    assert succeed(small, why="erased", exchanged=exchanged) == ()
+    assert read_tombstone(small, "set", "v2") == Tombstone(why="erased")
+    with pytest.raises(InputError, match=r"version v2 of set was given up: erased"):
         publish(small, run.model_copy(update={"manifest": small.manifest("set", "v2")}))
     assert "demo/1.jpg" not in objects.read_bytes(small.release_report("set", "v3")).decode()
     denied.unlink()
@@ -272,6 +277,22 @@ def test_what_is_left_in_the_history_stays_live_when_nothing_is_left_of_latest(s
     assert live_versions(small, "set") == ("v1",)
 
 
+def test_a_dataset_that_cannot_be_succeeded_keeps_no_other_one_waiting(small: Lake) -> None:
+    run = release_run("demo", publish="tree")
+    for name in ("broken", "odd", "set"):
+        make(small, run.model_copy(update={"dataset": run.dataset.model_copy(update={"name": name})}))
+    opt_out(small, "demo/1.jpg")
+    for name in ("broken", "odd"):
+        path = path_of(small.manifest(name, "v1"))
+        path.chmod(0o644)
+        path.write_bytes(b"{}")
+    for _ in range(2):
+        with pytest.raises(CorruptError, match=r"broken/v1/manifest\.json: .* \(and 1 more datasets failed\)"):
+            succeed(small, why=WHY)
+    assert live_versions(small, "set") == ("v2",)
+    assert served(small, "v2") == {"demo/0.jpg", "demo/2.jpg"}
+
+
 def test_a_version_that_is_published_at_the_same_time_is_not_lost(small: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     run = release_run("demo", publish="tree")
     make(small, run)
@@ -282,9 +303,10 @@ def test_a_version_that_is_published_at_the_same_time_is_not_lost(small: Lake, m
 
     def somebody_is_faster(uri: str, data: bytes, expected: str | None) -> bool:
         monkeypatch.setattr(objects, "swap_bytes", swap)
+        monkeypatch.setattr(publish_module, "_refuse_opted_out", lambda *_: None)  # it looked before the request came
         monkeypatch.setattr(
-            "smalti.release.publish._refuse_opted_out", lambda *_: None
-        )  # it looked before the request came
+            publish_module, "_look_again", lambda *given: given[-1]
+        )  # and is killed before it looks again
         publish(small, later)
         return swap(uri, data, expected)
 
@@ -293,6 +315,47 @@ def test_a_version_that_is_published_at_the_same_time_is_not_lost(small: Lake, m
     assert [(each.old, each.new) for each in done] == [("v1", "v3"), ("v2", "v4")]
     assert stored_latest(small, "set").published() == ("v4", "v3")
     assert served(small, "v4") == {"demo/0.jpg", "demo/2.jpg", "demo/late.jpg"}
+
+
+@pytest.mark.parametrize("move", ["move_latest", "keep_ablation"])
+@pytest.mark.parametrize("killed", [False, True], ids=["at once", "killed, and run again"])
+def test_what_is_opted_out_as_a_tree_goes_live_is_succeeded_by_whoever_published_it(
+    small: Lake, monkeypatch: pytest.MonkeyPatch, move: str, killed: bool
+) -> None:
+    """The request found no live tree, and was proved: nobody else will look."""
+    run = release_run("demo", publish="tree")
+    make(small, run)
+    if move == "move_latest":
+        add(small, [Row("late.jpg", stored(picture(9)))], batch="b2")
+        later = make(small, run, served=False)
+    else:
+        later = make(small, run.model_copy(update={"without": ("text",)}), served=False)
+    name, uri = later.version, small.manifest("set", later.version)
+    goes_live = getattr(publish_module, move)
+
+    def somebody_asks(*arguments: object) -> object:
+        opt_out(small, "demo/1.jpg")
+        done = goes_live(*arguments)
+        if killed:
+            raise Died
+        return done
+
+    monkeypatch.setattr(publish_module, move, somebody_asks)
+    again = run.model_copy(update={"manifest": uri})
+    if killed:
+        with pytest.raises(Died):
+            publish(small, again)
+        monkeypatch.setattr(publish_module, move, goes_live)
+    report = publish(small, again)
+    latest = stored_latest(small, "set")
+    said = latest.successor(name)
+    assert said is not None
+    assert f"it was succeeded by {said.by}" in report.warnings[-1]
+    assert (report.version, report.digest) == (latest.version if move == "move_latest" else name, report.digest)
+    assert report.tree == small.tree("set", said.by)
+    assert touched_versions(small, "set") == ()
+    for version in live_versions(small, "set"):
+        assert "demo/1.jpg" not in served(small, version)
 
 
 @pytest.mark.parametrize("most", [10, pytest.param(1, marks=pytest.mark.prove)])

@@ -37,7 +37,8 @@ _RESTORE = "Restore it; a pulled copy: run `smalti pull MANIFEST DIR` again, wit
 def check_not_succeeded(uri: str, manifest: Manifest) -> None:
     """Whether a run may start with this release. One request if it may; for one rank.
 
-    What maintenance collects may be read until its objects are gone: runs that were begun with it have that long, and it is only said.
+    What maintenance collects may be read until its objects are gone: runs that were begun with it have that long, and it is only said,
+    unless samples of it were erased.
     A copy knows of tombstones what `smalti pull` brought. One with parts that are in the lake no more is refused: requests that came since
     were compared with what there is, and no snapshot names its samples. One whose shards hold erased samples is refused like the lake's. If opt-outs are
     all that the successor brought, the copy has its very shards, and leaves out the same samples: then, too, it is only said.
@@ -56,7 +57,8 @@ def check_not_succeeded(uri: str, manifest: Manifest) -> None:
         return
     what = f"{manifest.dataset} {manifest.version} was given up ({found.why})"
     by = successor_of(lake, manifest.dataset, manifest.version)
-    if found.why == COLLECTED and by is None:
+    held = erased_parts(Erasures.read(lake, (source.name for source in manifest.sources)), manifest)
+    if found.why == COLLECTED and by is None and not held:
         _refuse_left_behind(uri, manifest)
         log.warning("%s: %s, and goes when the grace of maintenance is over: go on with another version", uri, what)
         return
@@ -69,7 +71,6 @@ def check_not_succeeded(uri: str, manifest: Manifest) -> None:
             uri,
             f"Use {there}; checkpoints of {manifest.version} are loaded there as they are",
         )
-    held = erased_parts(Erasures.read(lake, (source.name for source in manifest.sources)), manifest)
     if not held:
         _refuse_left_behind(uri, manifest)
         log.warning("%s: %s; its shards and opt-outs are still good", uri, what + (f": {by} succeeds it" if by else ""))

@@ -21,9 +21,6 @@ from smalti.settings import OptoutRun
 LIMIT = "limit"
 """Who answered where nobody had to."""
 
-SUCCEEDED = "its tree held samples that were opted out since"
-"""What the tombstone of a version says whose tree a request reached."""
-
 
 class ApplyReport(Report):
     """Attributes:
@@ -83,7 +80,7 @@ def apply(lake: Lake, run: OptoutRun) -> ApplyReport:
             "Look at its new page and confirm it: clear the run from `preview` on, or `smalti optout apply REQUEST --yes`",
         ) from error
     position = settle(lake)
-    from smalti.release.successors import succeed  # the DAG's file imports this module at every parse
+    from smalti.release.successors import SUCCEEDED, succeed  # the DAG's file imports this module at every parse
 
     done = succeed(lake, why=SUCCEEDED)
     return ApplyReport(

@@ -17,7 +17,7 @@ from smalti.release.manifest import Manifest, parse_manifest
 from smalti.release.materialize import materialize
 from smalti.release.optouts import newest_position
 from smalti.release.summary import samples_of
-from smalti.release.tombstones import refuse_gone
+from smalti.release.tombstones import refuse_gone, successor_of
 from smalti.release.tree_claims import touched
 from smalti.release.verify import read_verified
 from smalti.settings import ReleaseRun
@@ -67,7 +67,7 @@ def publish(lake: Lake, run: ReleaseRun) -> PublishReport:
     warnings: tuple[str, ...] = ()
     if not served and before is not None and manifest.version in {past.version for past in before.history}:
         warnings = (f"{manifest.version} was published before: LATEST went back to it from {before.version}",)
-    return report.model_copy(update={"tree": tree, "warnings": warnings})
+    return _look_again(lake, manifest, report.model_copy(update={"tree": tree, "warnings": warnings}))
 
 
 def _publish_ablation(lake: Lake, manifest: Manifest, before: Latest | None, started: float) -> PublishReport:
@@ -81,7 +81,7 @@ def _publish_ablation(lake: Lake, manifest: Manifest, before: Latest | None, sta
     if tree:
         write_tree(lake, manifest, tree, known)
     left_out = ", ".join(manifest.without)
-    return PublishReport(
+    report = PublishReport(
         stage="publish",
         seconds=time.monotonic() - started,
         latest=lake.latest(manifest.dataset),
@@ -91,6 +91,7 @@ def _publish_ablation(lake: Lake, manifest: Manifest, before: Latest | None, sta
         tree=tree,
         warnings=(f"{manifest.version} is an ablation (without {left_out}): LATEST stays at {served}",),
     )
+    return _look_again(lake, manifest, report)
 
 
 def rollback(lake: Lake, dataset: str, version: str) -> PublishReport:
@@ -119,18 +120,44 @@ def rollback(lake: Lake, dataset: str, version: str) -> PublishReport:
         )
     if manifest.publish == "tree" and version != latest.version:
         _refuse_opted_out(lake, manifest)
-    return _move(lake, manifest, started)
+    return _look_again(lake, manifest, _move(lake, manifest, started))
 
 
 def _refuse_opted_out(lake: Lake, manifest: Manifest) -> None:
     """Raises InputError if a tree of the version holds what was opted out since: whoever reads a tree reads no snapshot."""
-    uri, newest = lake.manifest(manifest.dataset, manifest.version), newest_position(lake)
-    if newest > manifest.optouts and touched(manifest, uri, manifest.optouts, newest):
+    if _holds_opted_out(lake, manifest):
         raise InputError(
-            f"some of what its tree holds was opted out since (position {newest}, the version knows {manifest.optouts})",
-            uri,
+            f"some of what its tree holds was opted out since (the version knows opt-outs up to position {manifest.optouts})",
+            lake.manifest(manifest.dataset, manifest.version),
             "Build a new version: it leaves that out",
         )
+
+
+def _holds_opted_out(lake: Lake, manifest: Manifest) -> bool:
+    uri, newest = lake.manifest(manifest.dataset, manifest.version), newest_position(lake)
+    return newest > manifest.optouts and touched(manifest, uri, manifest.optouts, newest)
+
+
+def _look_again(lake: Lake, manifest: Manifest, report: PublishReport) -> PublishReport:
+    """Have a version whose tree is live now succeeded if it holds what was opted out before it was.
+
+    A request that came in force since it was looked at has found this version not live, and may have been proved by now. Whatever
+    comes in force from here on finds it.
+    """
+    if manifest.publish != "tree" or not _holds_opted_out(lake, manifest):
+        return report
+    from smalti.release.successors import SUCCEEDED, succeed  # which publishes trees, too
+
+    succeed(lake, [manifest.dataset], why=SUCCEEDED)
+    now = stored_latest(lake, manifest.dataset)
+    if now.successor(manifest.version) is None:  # it is not live
+        return report
+    by = successor_of(lake, manifest.dataset, manifest.version, now)
+    what = f"some of {manifest.version} was opted out before it was live: it was succeeded by {by or 'nothing, as nothing is left'}"
+    log.warning("publish: %s", what)
+    moved = {} if manifest.without else {"version": now.version, "digest": now.digest}
+    tree = lake.tree(manifest.dataset, by) if by else None
+    return report.model_copy(update={**moved, "tree": tree, "warnings": (*report.warnings, what)})
 
 
 def _move(lake: Lake, manifest: Manifest, started: float) -> PublishReport:

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from smalti import objects
 from smalti.curation.curate import curate
 from smalti.curation.inputs import NothingLeft, made_with
-from smalti.errors import ConflictError
+from smalti.errors import ConflictError, SmaltiError
 from smalti.lake import Lake
 from smalti.loader.skips import served_shards
 from smalti.release.assemble import assemble, claimed_versions
-from smalti.release.latest import Latest, Past, exchange, give_up, live_versions, stored_latest
+from smalti.release.latest import Latest, Past, exchange, give_up, gone_versions, live_versions, stored_latest
 from smalti.release.manifest import Manifest, read_manifest
 from smalti.release.optouts import newest_position, read_snapshot
 from smalti.release.publish import write_tree
@@ -37,6 +37,9 @@ log = logging.getLogger("smalti")
 
 ROUNDS = 20
 """Times that a dataset is looked at again, because requests or versions came while it was worked on."""
+
+SUCCEEDED = "its tree held samples that were opted out since"
+"""Why, where opt-outs alone are the reason."""
 
 Exchanged = Mapping[str, str]
 """`<source>/<part>` that is used -> the one that holds its samples now; empty: none is left of them."""
@@ -58,31 +61,51 @@ def succeed(
 ) -> tuple[Succeeded, ...]:
     """Exchange every live version that uses one of these parts, or whose tree holds what was opted out since.
 
-    Versions that were never published and use one of the parts are given up.
+    Versions that were never published and use one of the parts are given up. A dataset of which that fails keeps no other one waiting.
 
     Args:
         datasets: empty: all.
         why: for the tombstones, so that people know.
-    Raises:
+    Raises, when all datasets were tried:
         CorruptError: a successor does not verify: nothing of its dataset is exchanged.
         ConflictError: versions came faster than they could be exchanged, or maintenance took a successor.
     """
     done: list[Succeeded] = []
+    failed: list[Exception] = []
     for dataset in objects.list_names(lake.releases()) if datasets is None else sorted(set(datasets)):
-        for _ in range(ROUNDS):
-            _bury_all(lake, dataset)
-            _give_up_unpublished(lake, dataset, exchanged)
-            touched = touched_versions(lake, dataset, exchanged)
-            if not touched:
-                break
-            done += _exchange(lake, dataset, touched, exchanged, why)
-        else:
-            raise ConflictError(
-                f"after {ROUNDS} rounds some versions still hold what was opted out",
-                lake.latest(dataset),
-                "Run it again",
-            )
+        try:
+            done += _succeed(lake, dataset, why, exchanged)
+        except Exception as error:  # whatever it is: people wait for the others, too
+            known = isinstance(error, SmaltiError)
+            log.error("succeed: %s may still serve what it must not: %s", dataset, error, exc_info=not known)
+            failed.append(error)
+    if failed:
+        raise _first(failed)
     return tuple(done)
+
+
+def _first(failed: Sequence[Exception]) -> Exception:
+    """The first error, with the number of the others."""
+    first, more = failed[0], len(failed) - 1
+    if more and type(first).__init__ is SmaltiError.__init__:
+        what, where, fix = first.args
+        return type(first)(f"{what} (and {more} more datasets failed)", where, fix)
+    return first
+
+
+def _succeed(lake: Lake, dataset: str, why: str, exchanged: Exchanged) -> list[Succeeded]:
+    """The same, of one dataset."""
+    done: list[Succeeded] = []
+    for _ in range(ROUNDS):
+        _bury_all(lake, dataset)
+        _give_up_unpublished(lake, dataset, exchanged, why)
+        touched = touched_versions(lake, dataset, exchanged)
+        if not touched:
+            return done
+        done += _exchange(lake, dataset, touched, exchanged, why)
+    raise ConflictError(
+        f"after {ROUNDS} rounds some versions still hold what was opted out", lake.latest(dataset), "Run it again"
+    )
 
 
 def touched_versions(lake: Lake, dataset: str, exchanged: Exchanged = _NONE) -> tuple[str, ...]:
@@ -195,18 +218,22 @@ def _bury_all(lake: Lake, dataset: str) -> None:
             bury(lake, dataset, each.version, latest)
 
 
-def _give_up_unpublished(lake: Lake, dataset: str, exchanged: Exchanged) -> None:
-    """A version that uses a part which is about to go must not be published any more."""
+def _give_up_unpublished(lake: Lake, dataset: str, exchanged: Exchanged, why: str) -> None:
+    """A version that uses a part which is about to go must not be published any more, and no run may begin with it."""
     if not exchanged:
         return
     latest = stored_latest(lake, dataset)
-    known = {*latest.collected, *latest.published(), *(each.version for each in latest.ablations)}
+    known = {*latest.published(), *(each.version for each in (*latest.ablations, *latest.succeeded))}
     found = []
     for version in claimed_versions(lake, dataset):
         uri = lake.manifest(dataset, version)
         if version not in known and objects.exists(uri) and uses(read_manifest(uri), exchanged):
             found.append(version)
     if found:
-        for version in give_up(lake, dataset, found, None):
-            bury(lake, dataset, version)
+        given_up = give_up(lake, dataset, found, None)
+        collected = gone_versions(lake, dataset)
+        for version in found:  # also those whose tombstone a killed run did not come to write
+            if version in collected:
+                bury(lake, dataset, version, why=why)
+        for version in given_up:
             log.info("succeed: gave up %s %s, which was not published", dataset, version)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from smalti import objects
+from smalti.errors import InputError
 from smalti.lake import Lake
 from smalti.release.latest import Latest, Succession, gone_error, live_versions, stored_latest
 from smalti.release.manifest import read_manifest, skip_file_uri
@@ -38,10 +39,14 @@ def read_tombstone(lake: Lake, dataset: str, version: str) -> Tombstone | None:
     return None if found is None else parse(Tombstone, found[0], uri)
 
 
-def bury(lake: Lake, dataset: str, version: str, latest: Latest | None = None) -> Tombstone:
-    """Write the tombstone of a version that LATEST has given up, as LATEST says; the first that is written counts."""
+def bury(lake: Lake, dataset: str, version: str, latest: Latest | None = None, why: str = COLLECTED) -> Tombstone:
+    """Write the tombstone of a version that LATEST has given up, as LATEST says; the first that is written counts.
+
+    Args:
+        why: of a version of which LATEST says no more than that.
+    """
     said = (latest or stored_latest(lake, dataset)).successor(version)
-    stone = Tombstone(why=COLLECTED) if said is None else Tombstone(why=said.why, successor=said.by or None)
+    stone = Tombstone(why=why) if said is None else Tombstone(why=said.why, successor=said.by or None)
     objects.create_bytes(lake.release_tombstone(dataset, version), stone.encode())
     return stone
 
@@ -73,7 +78,10 @@ def refuse_gone(lake: Lake, dataset: str, version: str, where: str) -> None:
     if version not in latest.collected and stone is None:
         return
     if latest.successor(version) is None and stone is not None and stone.why != COLLECTED:
-        said = Succession(version=version, by=stone.successor or "", why=stone.why)
+        if stone.successor is None:
+            what = f"version {version} of {dataset} was given up: {stone.why}"
+            raise InputError(what, where, "Use another version, or build one")
+        said = Succession(version=version, by=stone.successor, why=stone.why)
         latest = latest.model_copy(update={"succeeded": (*latest.succeeded, said)})
     raise gone_error(latest, dataset, version, where)
 
