@@ -2,11 +2,14 @@
 
     python -m benchmarks.optouts                  100M samples
     python -m benchmarks.optouts 1000000          another size
+    python -m benchmarks.optouts --only "one url" one case
 
 The lake is that of benchmarks.dedup (its copies are what is planted here, too), with hosts and owners as the web has them: one host and those
 below it have 1 % of all samples, the others and the owners follow Zipf's law; one URL in a thousand is not spelled as a key would be.
-A key of each kind is matched alone, then 100,000 keys of all kinds with the domain of 1 % among them; each in a fresh process, after the lake's
-pages were dropped from the cache. It is checked that the samples of the keys, all their copies and nothing else are found.
+A key of each kind is asked for alone, then 100,000 keys of all kinds with the domain of 1 % among them: handed in, looked at as the DAG's
+`preview` does, confirmed, and applied as `apply` does, after which it is effective. Each is a fresh process with an empty ledger, after the lake's pages
+were dropped from the cache; the process's imports are in its seconds. It is checked that the samples of the keys, all their copies and nothing else
+are in force.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import resource
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,8 +31,10 @@ import numpy.typing as npt
 from benchmarks.dedup import PART, SOURCES, Ints, Planted, in_a_process, make_lake, mix, share
 from smalti.images.fingerprint import THUMBNAIL
 from smalti.lake import Lake
+from smalti.objects import local_path
 from smalti.optouts.keys import Key, KeyKind, Print, key_of
-from smalti.optouts.request import Action, Request, ordered
+from smalti.optouts.request import Action, ordered
+from smalti.settings import OptoutRun
 
 DISTANCE = 2
 BIG, BIG_SHARE = "big.example.org", 0.01
@@ -36,6 +42,24 @@ HOSTS, OWNERS = 1_000_000, 10_000_000
 KEYS = 100_000
 
 Mask = npt.NDArray[np.bool_]
+
+
+def make_tables(lake: Lake) -> None:
+    """A table for each source with the columns that matching reads, as if what is in parts were all that it has, and its indices."""
+    import lance
+    import pyarrow.parquet as pq
+
+    from smalti.optouts.table_reader import COLUMNS
+    from smalti.shards.part import committed_parts
+    from smalti.table.index import BTREE
+
+    for source in (f"s{number}" for number in range(SOURCES)):
+        path = str(local_path(lake.table(source)))
+        for number, part in enumerate(committed_parts(lake, source)):
+            rows = pq.read_table(str(local_path(lake.samples(source, part.name))), columns=list(COLUMNS))
+            lance.write_dataset(rows, path, mode="append" if number else "create")
+        for column in BTREE if committed_parts(lake, source) else ():
+            lance.dataset(path).create_scalar_index(column, "BTREE")
 
 
 def _rank(rows: Ints, salt: int, count: int) -> Ints:
@@ -171,33 +195,35 @@ def cases(total: int) -> dict[str, Case]:
     return single | {"one domain, 1 %": Case(total, {KeyKind.DOMAIN: 1}), "100,000 keys": Case(total, shares)}
 
 
-def inside(root: str, case: str, total: int, near: int, out: str) -> None:
+def inside(root: str, case: str, total: int, out: str) -> None:
     """The process that is measured."""
+    keys = tuple(cases(total)[case].keys())
+    began, used = time.perf_counter(), _cpu()
     import pyarrow.parquet as pq
 
-    from smalti.optouts.match import match_parts
-    from smalti.shards.part import committed_parts
+    from smalti.optouts.apply import apply
+    from smalti.optouts.ledger import read_step
+    from smalti.optouts.ledger_rows import read_matched
+    from smalti.optouts.matched import MATCHED
+    from smalti.optouts.preview import preview
+    from smalti.optouts.rows import Parsed
+    from smalti.optouts.submit import hand_in
 
-    keys = cases(total)[case].keys()
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    request = Request(
-        id="0" * 16, action=Action.EXCLUDE, reference="r", submission="s", submitted=now, keys=tuple(keys)
-    )
-    began, used = time.perf_counter(), sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-    lake = Lake(root)
-    parts = [part for number in range(SOURCES) for part in committed_parts(lake, f"s{number}")]
-    found = match_parts(lake, parts, [request], near=near)
-    seconds, cpu = time.perf_counter() - began, sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - used
-    pq.write_table(found.rows.select(["id", "how"]), out)
-    print(
-        json.dumps({
-            "seconds": seconds,
-            "cpu": cpu,
-            "keys": len(keys),
-            "near": found.near.num_rows,
-            "unmatched": len(found.unmatched[request.id]),
-        })
-    )
+    lake, now = Lake(root), datetime(2026, 1, 1, tzinfo=UTC)
+    request = hand_in(lake, action=Action.EXCLUDE, reference="r", parsed=Parsed(keys), submission=case, submitted=now)
+    seen = preview(lake, OptoutRun(request=request.id))
+    looked = time.perf_counter()
+    applied = apply(lake, OptoutRun(request=request.id, seen=seen.digest, confirmed_by="benchmark"))
+    seconds, cpu = time.perf_counter() - began, _cpu() - used
+    step = read_step(lake, applied.position)
+    rows = read_matched(lake, [step.matched] if step.matched else [], [request.id])
+    pq.write_table((MATCHED.empty_table() if rows is None else rows).select(["id", "how"]), out)
+    said = {"seconds": seconds, "looked": looked - began, "cpu": cpu, "keys": len(keys), "near": seen.near}
+    print(json.dumps(said | {"unmatched": seen.unmatched}))
+
+
+def _cpu() -> float:
+    return sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
 
 
 def check(case: Case, out: Path) -> tuple[int, int, str]:
@@ -220,43 +246,46 @@ def check(case: Case, out: Path) -> tuple[int, int, str]:
     return int(key.sum()), len(rows) - int(key.sum()), "; ".join(wrong) or "as planted"
 
 
+def results(lake: Lake, folder: Path, total: int, only: str | None) -> Iterator[str]:
+    """A line of the table for each case."""
+    out = folder / "found.parquet"
+    for name, case in cases(total).items():
+        if only not in (None, name):
+            continue
+        shutil.rmtree(Path(str(local_path(lake.root))) / "optouts", ignore_errors=True)
+        command = ["benchmarks.optouts", str(total), "--inside", lake.root, name, str(out)]
+        found, peak = in_a_process(lake, command)
+        by_key, copies, result = check(case, out)
+        yield (
+            f"| {total / 1e6:g}M | {name} | {found['looked']:.1f} | {found['seconds'] - found['looked']:.1f} | {found['seconds']:.1f} | "
+            f"{found['cpu']:.0f} | {peak / 2**30:.2f} GiB | {by_key:,} | {copies:,} | {found['near']:,} | {result} |"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("samples", nargs="?", type=int, default=100_000_000)
-    parser.add_argument("--near", type=int, default=1000, help="near matches that are listed; 0: none is looked for")
     parser.add_argument("--only", help="one case by its name")
     parser.add_argument("--inside", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help="where the lake is made: 27 GB for 100M samples")
+    parser.add_argument("--folder", type=Path, help="where the lake is made: 20 GB for 100M samples")
+    parser.add_argument("--tables", action="store_true", help="the sources' tables, too, with as many rows")
+    parser.add_argument("--lake", type=Path, help="one that was made before, with as many samples")
     asked = parser.parse_args()
     if asked.inside:
         root, case, out = asked.inside
-        inside(root, case, asked.samples, asked.near, out)
+        inside(root, case, asked.samples, out)
         return
     with tempfile.TemporaryDirectory(prefix="smalti-bench-", dir=asked.folder) as folder:
-        lake, out = make_lake(Path(folder) / "lake", asked.samples, DISTANCE, origin), Path(folder) / "found.parquet"
+        made = Path(folder) / "lake"
+        lake = Lake.at(str(asked.lake)) if asked.lake else make_lake(made, asked.samples, DISTANCE, origin)
+        if asked.tables:
+            make_tables(lake)
         print(
-            "| samples | keys | matching, s | CPU, s | peak, anonymous | by key | copies | near | result |\n|---|---|---|---|---|---|---|---|---|"
+            "| samples | keys | looked at, s | applied, s | in all, s | CPU, s | memory | by a key | copies | near | result |"
         )
-        for name, case in cases(asked.samples).items():
-            if asked.only in (None, name):
-                command = [
-                    "benchmarks.optouts",
-                    str(asked.samples),
-                    "--near",
-                    str(asked.near),
-                    "--inside",
-                    lake.root,
-                    name,
-                    str(out),
-                ]
-                found, peak = in_a_process(lake, command)
-                by_key, copies, result = check(case, out)
-                print(
-                    f"| {asked.samples / 1e6:g}M | {name} | {found['seconds']:.1f} | {found['cpu']:.0f} | {peak / 2**30:.2f} GiB | {by_key:,} | "
-                    f"{copies:,} | {found['near']:,} | {result} |",
-                    flush=True,
-                )
-        shutil.rmtree(folder, ignore_errors=True)
+        print("|---|---|---|---|---|---|---|---|---|---|---|")
+        for line in results(lake, Path(folder), asked.samples, asked.only):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

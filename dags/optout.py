@@ -1,8 +1,9 @@
 """# Opt-outs: asked today, gone from every release
 
 `optout` takes one request through; `optout_inbox` looks every five minutes for files that people dropped, and starts `optout` for each, and for what the command line handed in;
-`optout_watch` counts requests by state every hour, writes their page, and fails while one is late (24 hours; 30 days until bytes are erased). It
-starts `optout` again for each that applies for an hour and is not proved.
+`optout_watch` counts requests by state every hour, writes their page, and fails while one is late (24 hours; 30 days until bytes are erased) or will be
+within a quarter of that time. It starts `optout` again for each that waits for nothing but time: nobody has to be asked, and its own run should have gone on an hour ago (two days, where parts
+are written anew or bytes removed).
 
 | Task | What it does | If it is run again |
 |---|---|---|
@@ -10,11 +11,13 @@ starts `optout` again for each that applies for an hour and is not proved.
 | preview | matches it against every part and table, copies included, and writes a page; applies nothing | the first preview counts |
 | confirm | waits for a person, 14 days at most; skipped where nobody needs to be asked, or one has confirmed | asks again |
 | apply | writes the matches into the ledger and a new snapshot: from now on no training run that starts is served them; live versions whose trees hold any get a successor | nothing to do |
-| prove_again | (`optout_watch`) starts `optout` for what applies and has no receipt | once an hour |
+| prove_again | (`optout_watch`) starts `optout` for what waits for nothing but time | once an hour; once a day from *erase* on |
+| look | (`optout_watch`) compares what came with what is in force, and looks whether anything that was erased and removed is in the lake again | looks again |
+| erase_again | (`optout_watch`) starts `optout` for what is: it is erased and removed once more, after the grace, and has a further receipt (`erase-2`) | once a day |
 | take_in | (`optout_inbox`) puts what was dropped into the ledger and removes it from the inbox; what cannot be read goes to `optouts/rejected` | finds the rest |
 | forget | (`optout_watch`) removes rejected rows, previews and keys that nothing is compared with, 90 days after a request's end (`include/optouts.yaml`) | finds the rest |
 | watch | (`optout_watch`) metrics `smalti.optouts.<state>` and `.overdue`, a page below `runs/`, an alert | says it again |
-| prove | reads every affected stream of every live release back through the training loader; writes the receipt | the first receipt counts |
+| prove | reads affected streams of every live release back through the training loader, of large ones 16 shards a tier; writes the receipt | the first receipt counts |
 | erase | (`erase` only) writes affected parts anew with the same shards, puts successors in the place of live versions that use them, and gives up the old ones | goes on |
 | grace | (`erase` only) waits the days of *Grace*, for training runs that read the old parts; they can resume on the successor | waits for what is left |
 | remove | (`erase` only) removes the bytes and the ids from tables, parts, versions, checkpoints, pages, logs and former generations; scans every object of the lake; writes the second receipt | goes on |
@@ -36,8 +39,9 @@ starts `optout` again for each that applies for an hour and is not proved.
 - **Fails at apply, `waits for a person: it matches … now`:** parts have come since it was looked at, and it would take more than was confirmed and more
   than *ask above*. It has a second preview: clear the run from `preview` on, and somebody is asked again.
 - **Fails at prove:** something that was asked for is still served. The message names it; the receipt is not written.
-- **Ends green with a warning at prove:** a tree of a live version still holds something. Run this again with the id in *request*.
-- **Fails at remove:** something that counts still uses an old part, or a place cannot be cleaned: the message names it. Clear `erase` and what follows it.
+- **Ends green with a warning at prove:** a tree of a live version still holds something. `optout_watch` runs this again, or you do, with the id in *request*.
+- **Ends green with a warning at remove:** a file that nobody committed holds something, for 7 days at most. `optout_watch` runs this again.
+- **Fails at remove:** something that counts still uses an old part, or a place cannot be cleaned: the message names it. Clear `erase` and what follows it; `optout_watch` starts it again the next day.
 - **Needs** the Airflow connection `smalti_ray` (the cluster's Jobs API), `SMALTI_LAKE` in Airflow's environment, and for the inbox the right
   to delete objects.
 """
@@ -57,7 +61,10 @@ from smalti_airflow.blocks import DEFAULTS, FIRST_DAY, OPTOUT_FORM, days_after, 
 REQUEST = report_field("receive", "request")
 APPLIED = "{% set it = ti.xcom_pull(task_ids='receive') %}{{ '' if it['action'] == 'query' else it['request'] }}"
 ERASED = "{% set it = ti.xcom_pull(task_ids='receive') %}{{ it['request'] if it['action'] == 'erase' else '' }}"
-OVER = "{{ ti.xcom_pull(task_ids='erase')['erased'] | days_after(params.grace_days) }}"
+OVER = (
+    "{% set it = ti.xcom_pull(task_ids='erase') %}"
+    "{{ it['erased'] | days_after([params.grace_days, it.get('grace_days', 0)] | max) }}"
+)
 CONFIRMED = "{{ ((ti.xcom_pull(task_ids='confirm') or {}).get('responded_by_user') or {}).get('name') or '' }}"
 
 SEEN = "{{ (ti.xcom_pull(task_ids='preview') or {}).get('digest') or '' }}"
@@ -139,7 +146,7 @@ def optout_inbox() -> None:
 
 @dag(
     "optout_watch",
-    description="Requests by state; an alert while one is late; what is not proved is proved again",
+    description="Requests by state; an alert before one is late; what was lost goes on",
     schedule=CronTriggerTimetable("7 * * * *", timezone="UTC", run_immediately=timedelta(minutes=10)),
     start_date=None,
     catchup=False,
@@ -168,14 +175,26 @@ def optout_watch() -> None:
 
     @task
     def unproved() -> list[dict[str, Any]]:
-        """What applies for an hour and has no receipt; one `conf` a request."""
+        """What waits for nothing but time; one `conf` a request."""
         from smalti_airflow.optouts import take_unproved  # not at every parse
 
         return take_unproved()
 
     TriggerDagRunOperator.partial(
         task_id="prove_again", trigger_dag_id="optout", skip_when_already_exists=True
-    ).expand_kwargs(unproved().map(lambda each: {"conf": {"request": each["request"]}, "trigger_run_id": each["run"]}))
+    ).expand_kwargs(unproved().map(lambda each: {"conf": each["conf"], "trigger_run_id": each["run"]}))
+
+    @task
+    def came_back(report: Any) -> list[dict[str, Any]]:
+        """What is in the lake again after it was removed; one `conf` a request."""
+        from smalti_airflow.optouts import erase_again  # not at every parse
+
+        return erase_again(report)
+
+    looked = stage_task("optout_look", {}, task_id="look")
+    TriggerDagRunOperator.partial(
+        task_id="erase_again", trigger_dag_id="optout", skip_when_already_exists=True
+    ).expand_kwargs(came_back(looked.output).map(lambda each: {"conf": each["conf"], "trigger_run_id": each["run"]}))
 
 
 optout()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +26,15 @@ def origin(kind: str, value: str | None, **words: tuple[str, ...]) -> str | None
         ("noai", "googlebot: noindex, noai; max-snippet: 5"),
         ("noai", "anybot: noimageai"),
         ("noai", "true"),
+        ("noai", "max-snippet:-1 noai"),
+        ("noai", "max-snippet: noai"),
+        ("noai", "max-image-preview:large noai, index"),
+        ("noai", "noai max-snippet:-1, all"),
+        ("noai", "unavailable_after: 25 Jun 2030 15:00:00 PST noimageai"),
+        ("noai", "noai: all"),
+        ("noai", "noai googlebot: all"),
+        ("noai", "index noml : max-snippet: 5"),
+        ("tdm", "1: 0"),
         ("tdm", "1"),
         ("tdm", " True "),
         ("tdm", "tdm-reservation: 1"),
@@ -43,6 +54,10 @@ def test_a_value_that_reserves(kind: str, value: str) -> None:
         ("noai", "noindex, nofollow"),
         ("noai", "max-image-preview: large"),
         ("noai", "unavailable_after: 25 Jun 2030 15:00:00 PST, noindex"),
+        ("noai", "unavailable_after: Friday 3rd May 2030 15:00 noindex"),
+        ("noai", "unavailable_after: 2030-06-25T15:00:00+01:00"),
+        ("noai", "index max-snippet:-1 max-image-preview : large nofollow, max-video-preview: 1"),
+        ("noai", "googlebot: max-snippet: 5"),
         ("noai", "otherbot: none"),
         ("noai", "False"),
         ("tdm", "0"),
@@ -56,7 +71,21 @@ def test_a_value_that_does_not(kind: str, value: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "value"),
-    [("noai", "perhaps"), ("noai", "noindex, hm"), ("noai", ","), ("noai", "bot:"), ("tdm", "2"), ("ai.txt", "true")],
+    [
+        ("noai", "perhaps"),
+        ("noai", "noindex, hm"),
+        ("noai", ","),
+        ("noai", "bot:"),
+        ("noai", "bot:: all"),
+        ("noai", ": all"),
+        ("noai", "hm bot: all"),
+        ("noai", "max-snippet: hm"),
+        ("noai", "max-snippet: 5 6"),
+        ("noai", "unavailable_after: later, index"),
+        ("tdm", "2"),
+        ("tdm", "max-snippet: 5"),
+        ("ai.txt", "true"),
+    ],
 )
 def test_what_nobody_can_read_counts_as_reserved_and_says_so(kind: str, value: str) -> None:
     assert origin(kind, value) == f"{kind}?"
@@ -91,11 +120,56 @@ def test_any_text_has_one_answer_and_blanks_alone_say_nothing(kind: str, text: s
     assert origin(kind, text) in ((None,) if not text.split() else (None, kind, f"{kind}?"))
 
 
-@given(st.sampled_from(sorted(KINDS)), st.text(alphabet="noaimgew ,;:1", max_size=20))
-def test_a_reserving_word_beside_anything_reserves(kind: str, text: str) -> None:
-    word = min(KINDS[kind].reserved)
-    assert origin(kind, f"{text}, {word}") == kind
-    assert origin(kind, f"{word};{text}") == kind
+NOISE = [
+    "max-snippet",
+    "unavailable_after",
+    "-1",
+    "0",
+    "1",
+    "large",
+    "jun",
+    "bot",
+    "all",
+    "noindex",
+    "no",
+    "allow",
+    "hm",
+    "?",
+    "\u00a0",
+    "|",
+]
+
+
+def pieces(kind: str) -> st.SearchStrategy[list[str]]:
+    words = [*sorted(KINDS[kind].reserved), *NOISE]
+    return st.lists(st.sampled_from([*words, *map(str.upper, words), *",;: " * 8]), max_size=12)
+
+
+@given(st.sampled_from(sorted(KINDS)).flatmap(lambda kind: st.tuples(st.just(kind), pieces(kind))))
+def test_a_reserving_word_reserves_wherever_it_stands(drawn: tuple[str, list[str]]) -> None:
+    kind, some = drawn
+    words = re.split(r"[\s,;:]+", "".join(some).lower())
+    if any(word in KINDS[kind].reserved and not word.isdigit() for word in words):  # a number may be a value
+        assert origin(kind, "".join(some)) == kind
+
+
+FREE = sorted(KINDS["noai"].free)
+SAID = {
+    "free": [*FREE, "max-snippet:-1", "max-snippet: 1", "max-image-preview : large", "unavailable_after: 1 Jan 2030 01:00:00 Z", "bot: all"],
+    "neither": ["hm", "bot:", "max-snippet:", "max-snippet: 5px", "all bot: all", "2", "noai|all", "x:noai-1", ": all", "max-snippet: 1 2"],
+    "reserved": ["noai", "1", "bot: 1", "yes: all", "max-snippet: 5 1", "max-snippet: noml", "max-image-preview: 1", "unavailable_after: never 1"],
+}  # fmt: skip
+"""What one item says by itself. Beside others it says the same."""
+
+
+@given(
+    st.lists(st.sampled_from([(say, item) for say in SAID for item in SAID[say]]), min_size=1, max_size=5), st.data()
+)
+def test_a_value_is_free_only_if_each_item_is(items: list[tuple[str, str]], data: st.DataObject) -> None:
+    ends = st.sampled_from([",", ";", " , ", ";;", ",\t"])
+    text = "".join(item + data.draw(ends) for _, item in items)
+    said = {say for say, _ in items}
+    assert origin("noai", text) == ("noai" if "reserved" in said else "noai?" if "neither" in said else None)
 
 
 def test_origins_of_a_row_are_told_together_and_what_was_read_stands_for_what_was_not() -> None:

@@ -179,20 +179,35 @@ def apply_(
     lake: LakeUri = "",
     as_json: Json = False,
 ) -> None:
-    """Look up what REQUEST matches, apply it, and prove it. What is wide or matches much is applied with --yes only."""
+    """Look up what REQUEST matches, apply it, and prove it. What is wide or matches much is applied with --yes only.
+
+    Where it was not looked up before, --yes confirms nothing that needs a person: it says what would be done. Look, and run it again.
+    """
     from smalti.optouts.apply import apply, prove
-    from smalti.optouts.preview import preview
+    from smalti.optouts.preview import preview, turns
     from smalti.optouts.request import Action
     from smalti.settings import OptoutRun
 
     place = lake_at(lake)
-    run = OptoutRun(request=_standing(place, request).id, confirmed_by=_user() if yes else None)
+    run = OptoutRun(request=_standing(place, request).id)
+    was_looked_up = turns(place, run.request) > 0
     seen = preview(place, run)
+    names = ("request", "action", "matched", "samples", "by_key", "near", "unmatched")
+    said = {name: getattr(seen, name) for name in names}
+    if yes and seen.ask and not was_looked_up:
+        print_data(
+            _filled(said | {"sources": seen.sources, "page": seen.page, "warnings": list(seen.warnings)}), as_json
+        )
+        raise InputError(
+            f"request {run.request} waits for a person: {seen.ask}. Nobody has seen yet what it matches, nothing was applied",
+            seen.page,
+            "Look at its page, and run the same again",
+        )
+    if yes:
+        run = run.model_copy(update={"confirmed_by": _user(), "seen": seen.digest})
     if seen.action != Action.QUERY:
         apply(place, run)
     proved = prove(place, run)
-    names = ("request", "action", "matched", "samples", "by_key", "near", "unmatched")
-    said = {name: getattr(seen, name) for name in names}
     said |= {
         "effective": proved.effective,
         "receipt": proved.receipt,
@@ -352,6 +367,7 @@ def _told(standing: Standing) -> dict[str, Any]:
     said = dataclasses.asdict(standing)
     said["request"] = said.pop("id")
     said["submitted"] = standing.submitted.isoformat(timespec="seconds")
+    said["again"] = standing.again.isoformat(timespec="seconds") if standing.again else None
     said["state"] = standing.shown
     return {name: said[name] for name in ("request", *said) if said[name] is not None}
 

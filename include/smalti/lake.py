@@ -194,6 +194,10 @@ class Lake:
         """Where people drop files with keys, below <action>/<reference>; what is in the ledger is removed from here."""
         return self._uri("optouts", "inbox")
 
+    def optout_salt(self) -> str:
+        """A random number by which requests are named: made once, and never removed."""
+        return self._uri("optouts", "salt.json")
+
     def optout_requests(self) -> str:
         return self._uri("optouts", "requests")
 
@@ -316,7 +320,7 @@ class Lake:
         return join_uri(self.root, *names)
 
 
-Kind = Literal["rows", "json", "lines", "object"]
+Kind = Literal["rows", "json", "lines", "preview", "object"]
 
 SMALL_OBJECTS: tuple[tuple[str, Kind], ...] = (
     (r"(staging|progress)/.*\.parquet", "rows"),
@@ -326,14 +330,20 @@ SMALL_OBJECTS: tuple[tuple[str, Kind], ...] = (
     (r"runs/.*", "object"),
     (r"optouts/rejected/files/.*", "object"),
     (r"optouts/rejected/.*\.jsonl", "lines"),
-    (r"optouts/requests/[0-9a-f]{16}/preview.*", "object"),
+    (r"optouts/requests/[0-9a-f]{16}/preview(-\d+)?\.json\.gz", "preview"),
+    (r"optouts/requests/[0-9a-f]{16}/preview(-\d+)?\.html", "object"),
 )
 """Objects besides tables, parts and releases that may name samples: pattern of a path, and what of it can go by itself. The first that fits counts."""
 
+NO_SMALL_OBJECTS = re.compile(r"releases/[^/]+/(curations|[^/]+/(streams|tree))/.*")
+"""Of a release, what goes as a whole or not at all."""
+
 LEDGER_AND_RECEIPTS = re.compile(
-    r"optouts/(requests/[0-9a-f]{16}/(request\.json\.gz|erasing(-\d+)?\.json|removing\.json)|resolved/.*|snapshots/.*|receipts/.*)"
+    r"optouts/(requests/[0-9a-f]{16}/(request\.json\.gz|forgotten\.json|erasing(-\d+)?\.json|removing\.json)"
+    r"|heads/.*|resolved/.*|snapshots/.*|receipts/.*)"
 )
-"""Objects that name what was opted out for as long as it is: without them it would come back."""
+"""Objects that name what was opted out for as long as it is: without them it would come back. Some say no more than the reference that a
+request was handed in under, which may be a sample's id."""
 
 STREAM_INDEX = "streams/{group}/{tier}/{ar}/index.json.gz"
 """A stream's merged index, relative to its manifest."""

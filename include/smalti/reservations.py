@@ -1,13 +1,14 @@
 """Reservations: columns of a source's table that say that a picture may not be used to train on.
 
-A value is read word by word, in any case: `noindex, noimageai` is reserved. What is neither yes nor no counts as reserved, under an
-origin that says so: rather one picture too few than one that somebody had reserved. Nothing at all is no reservation.
+A value is read word by word, in any case: `noindex, noimageai` is reserved, and so is a reserving word that stands where it should not,
+behind a directive's value or before a colon. What is neither yes nor no counts as reserved, under an origin that says so: rather one
+picture too few than one that somebody had reserved. Nothing at all is no reservation.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pydantic import Field, model_validator
@@ -59,8 +60,26 @@ KINDS = {
 }
 """Kind -> its words, where a source names none."""
 
-_WITH_VALUE = frozenset({"max-snippet", "max-image-preview", "max-video-preview", "unavailable_after"})
-"""Directives of X-Robots-Tag whose value is no directive; any other name before a colon is a crawler's."""
+_NUMBER = re.compile(r"-?[0-9]+")
+_SIZE = re.compile("none|standard|large")
+_DATE = re.compile(
+    r"[0-9tz.+/-]*[0-9][0-9tz.+/-]*|[0-9]{1,2}(?:st|nd|rd|th)"
+    r"|(?:mon|tue|tues|wed|wednes|thu|thur|thurs|fri|sat|satur|sun)(?:day)?|may"
+    r"|(?:jan|febr?)(?:uary)?|mar(?:ch)?|apr(?:il)?|june?|july?|aug(?:ust)?|sept?|(?:sept|octo?|nov|dec)(?:em)?(?:ber)?"
+    r"|am|pm|utc?|z|gmt|[ecmp][sd]t|bst|cest|cet"
+)
+
+_VALUES = {
+    "max-snippet": _NUMBER,
+    "max-video-preview": _NUMBER,
+    "max-image-preview": _SIZE,
+    "unavailable_after": _DATE,
+}
+"""Directives of X-Robots-Tag with a value, and what the words of such a value are. A word that is none is read like any other."""
+
+_WORD = re.compile(r"([^\s:]+)\s*(:?)")
+_STRAY = re.compile(r"(?:^|:)\s*:|:\s*$")
+"""A colon with nothing before or behind it."""
 
 
 class Reservation(Strict):
@@ -109,10 +128,10 @@ class Reservation(Strict):
             return None
         if text in words.reserved:
             return self.kind
-        said = list(_directives(text))
-        if any(each in words.reserved for each in said):
+        said, names = _words_of(text, {} if self.kind in ("tdm", "ai.txt") else _VALUES)
+        if not words.reserved.isdisjoint([*said, *names]):
             return self.kind
-        is_free = said and all(each is None or each in words.free for each in said)
+        is_free = (said or names) and words.free.issuperset(said)
         return None if is_free else f"{self.kind}{UNREADABLE}"
 
 
@@ -146,13 +165,28 @@ def _plain(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def _directives(text: str) -> Iterator[str | None]:
-    """`googlebot: noindex, noai; max-snippet: 5` -> noindex, noai, None: of the last one the value says nothing here."""
-    for each in re.split("[,;]", text):
-        name, colon, rest = each.partition(":")
-        if not colon:
-            yield from each.split()
-        elif name.strip() in _WITH_VALUE:
-            yield None
-        else:
-            yield from rest.split() or [each]
+def _words_of(text: str, values: Mapping[str, re.Pattern[str]]) -> tuple[list[str], list[str]]:
+    """Words that say something, and names: the words before a colon.
+
+    `googlebot: noindex, noai; max-snippet: 5` -> [noindex, noai], [googlebot, max-snippet]. Only what is surely the value of a directive
+    is left out. A name is that of a directive with a value, or a crawler's, which stands first; any other one counts as said, with its
+    colon, and so does a colon without a name or with nothing behind it: nobody can read those.
+    """
+    said: list[str] = []
+    names: list[str] = []
+    for item in re.split("[,;]", text):
+        value = None
+        for number, (word, colon) in enumerate(_WORD.findall(item)):
+            if value is not None and value.fullmatch(word):
+                value = value if value is _DATE else None  # a date has many words, and colons
+            elif colon:
+                value = values.get(word)
+                names.append(word)
+                if number and value is None:
+                    said.append(f"{word}:")
+            else:
+                value = None
+                said.append(word)
+        if _STRAY.search(item):
+            said.append(":")
+    return said, names

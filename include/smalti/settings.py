@@ -87,6 +87,10 @@ class MaintenanceRun(Strict):
     )
 
 
+class LakeRun(Strict):
+    """A look at the whole lake: there is nothing to set."""
+
+
 class OptoutRun(Strict):
     """One request of the ledger on its way from preview to receipt."""
 
@@ -100,7 +104,8 @@ class OptoutRun(Strict):
     grace_days: float = Field(
         7.0,
         ge=0,
-        description="remove: days between the erasure of parts and the removal of the old ones, for runs to end",
+        description="remove: days between the erasure of parts and the removal of the old ones, for runs to end; more, if the "
+        "request was handed in with more",
     )
 
 

@@ -190,7 +190,8 @@ OPTOUT_FORM = {
         type=["null", "string"],
         pattern="^[0-9a-f]{16}$",
         title="Request",
-        description="Go on with a request that is in the ledger: its id. The other fields do not count then.",
+        description="Go on with a request that is in the ledger: its id. Of the other fields Grace alone counts then, if it is longer than "
+        "the one that the request was handed in with.",
     ),
 }
 

@@ -5,26 +5,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.observability import stats
 
 from smalti.config import load_retention
-from smalti.errors import InputError, MissingObject, SmaltiError
+from smalti.errors import InputError, LakeError, MissingObject, SmaltiError
 from smalti.lake import Lake
 from smalti.objects import create_bytes, normalise_uri, read_bytes
-from smalti.optouts.apply import unproved
-from smalti.optouts.deadlines import counts, overdue, render, say_overdue
-from smalti.optouts.inbox import take_in
+from smalti.optouts.deadlines import counts, overdue, render, say_overdue, say_soon, soon
+from smalti.optouts.inbox import nameless, take_in
+from smalti.optouts.lost import lost
 from smalti.optouts.parse import parse, parse_text
 from smalti.optouts.request import Action, Request, read_request
 from smalti.optouts.retention import forget
 from smalti.optouts.rows import Parsed
-from smalti.optouts.status import Standing, State, standings, survey
+from smalti.optouts.status import State, standings, survey
 from smalti.optouts.submit import NOTHING, hand_in
 
 log = logging.getLogger("smalti")
+
+T = TypeVar("T")
 
 MAPPED = 500
 """Runs that one call starts. Airflow's own limit is 1024 (max_map_length)."""
@@ -67,7 +69,7 @@ def take_in_files() -> list[dict[str, Any]]:
     return [{"request": each.id} for each in _in_turn(waiting)]
 
 
-def _in_turn(waiting: list[Standing]) -> list[Standing]:
+def _in_turn(waiting: list[T]) -> list[T]:
     """At most MAPPED of them, others each time: Airflow refuses more in one go, and those of which no run comes must not be in the way."""
     if len(waiting) <= MAPPED:
         return waiting
@@ -88,20 +90,47 @@ def forget_what_is_over() -> dict[str, Any]:
 
 
 def take_unproved() -> list[dict[str, Any]]:
-    """Requests that apply for an hour and are not proved: a tree held them up, or their run was lost.
+    """Requests that wait for nothing but time: their run was lost, a tree held them up, or their grace is over.
 
-    Returns (XCom): each as the `conf` of a run that proves it; nobody is asked again, and nothing is applied twice.
+    Returns (XCom): each as the `conf` of a run that goes on, and that run's name: one an hour; one a day, where parts or the whole lake
+    are read. Nobody is asked again, and nothing is applied twice.
     """
     now = datetime.now(UTC)
     try:
-        found = unproved(Lake.from_environment(), now - _OWN_RUN)
+        found = lost(Lake.from_environment(), now, own_run=_OWN_RUN, own_removal=_OWN_REMOVAL)
     except SmaltiError as error:
         raise AirflowException(str(error)) from None
-    return [{"request": each, "run": f"prove_{each}_{now:%Y%m%dT%H}"} for each in found[:MAPPED]]
+    return [
+        {
+            "conf": _conf(each.request, each.grace_days),
+            "run": f"remove_{each.request}_{now:%Y%m%d}" if each.removes else f"prove_{each.request}_{now:%Y%m%dT%H}",
+        }
+        for each in _in_turn(found)
+    ]
+
+
+def erase_again(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Requests of which something is in the lake again.
+
+    Args:
+        report: of the stage optout_look.
+    Returns (XCom): each as the `conf` of a run, and that run's name: one a day.
+    """
+    day = datetime.now(UTC)
+    try:
+        lake, again = Lake.from_environment(), _in_turn(sorted(report["again"]))
+        graces = {each: read_request(lake, each).grace_days for each in again}
+    except SmaltiError as error:
+        raise AirflowException(str(error)) from None
+    return [{"conf": _conf(each, graces[each]), "run": f"again_{each}_{day:%Y%m%d}"} for each in again]
+
+
+def _conf(request: str, grace_days: float | None) -> dict[str, Any]:
+    return {"request": request} | ({} if grace_days is None else {"grace_days": grace_days})
 
 
 def watch_deadlines(dag_run: Any) -> dict[str, Any]:
-    """Count requests by state, write their page, and fail if one is late: the notifier tells whoever is to know.
+    """Count requests by state, write their page, and fail if one is late, or will be soon: the notifier tells whoever is to know.
 
     Returns (XCom): the counts and the page.
     """
@@ -115,19 +144,25 @@ def watch_deadlines(dag_run: Any) -> dict[str, Any]:
         create_bytes(page, render(found, now).encode())
     except SmaltiError as error:
         raise AirflowException(str(error)) from None
-    late, by_state = overdue(found, now), counts(found)
+    late, close, by_state = overdue(found, now), soon(found, now), counts(found)
     for state, count in by_state.items():
         stats.gauge(f"smalti.optouts.{state}", count)
     stats.gauge("smalti.optouts.overdue", len(late))
-    if late:
-        raise AirflowFailException(f"{say_overdue(late, now)}. Page: {page}")
+    stats.gauge("smalti.optouts.overdue_soon", len(close))
+    if late or close:
+        said = [say_overdue(late, now)] if late else []
+        said += [say_soon(close, now)] if close else []
+        raise AirflowFailException(f"{'. '.join(said)}. Page: {page}")
     return {**by_state, "overdue": 0, "page": page}
 
 
 _OURS = "airflow:"
 
 _OWN_RUN = timedelta(hours=1)
-"""Time in which the run that applied a request proves it."""
+"""Time in which the run that did one step of a request does the next one."""
+
+_OWN_REMOVAL = timedelta(days=2)
+"""The same of the stages that read or write every image: see `smalti_airflow.blocks.LONGER`."""
 
 
 def _hand_in(lake: Lake, params: Mapping[str, Any], dag_run: Any) -> Request:
@@ -151,18 +186,27 @@ def _hand_in(lake: Lake, params: Mapping[str, Any], dag_run: Any) -> Request:
         submitted_by=f"{_OURS}{dag_run.triggering_user_name or 'unknown'}",
         withdraws=params.get("withdraws") or None,
         confirm_above=int(params["ask_above"]),
+        grace_days=float(params["grace_days"]),
     )
 
 
 def _read(file: str) -> Parsed:
-    uri, where = (
-        normalise_uri(file),
-        "the form's file",
-    )  # its name stands in no log: people call files by what is in them
+    where = "the form's file"  # its name stands in no log: people call files by what is in them
+    try:
+        uri = normalise_uri(file)
+    except SmaltiError:
+        raise InputError(
+            "this is not a URI that smalti can read", where, "Use file:///directory/name or gs://bucket/name"
+        ) from None
     try:
         return parse(read_bytes(uri), uri.rpartition("/")[2], where)
     except MissingObject:
         raise InputError("there is no such file", where, "Fill in the URI of a file that is there") from None
+    except LakeError as error:
+        what, at, fix = (
+            nameless(each, uri, "/" + uri.partition("://")[2].partition("/")[2], where) for each in error.args
+        )
+        raise LakeError(what, at, fix) from None
 
 
 def _said(request: Request) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from smalti.jobs.registry import find_stage
 from smalti.jobs.spec import validate_settings
-from smalti.settings import MaintenanceRun, OptoutRun, SourceRun, release_run, source_run
+from smalti.settings import LakeRun, MaintenanceRun, OptoutRun, SourceRun, release_run, source_run
 
 EMPTY = ("", "None", None)
 """What a template renders of a field of the form that was left empty."""
@@ -27,7 +27,7 @@ def resolve_settings(stage: str, given: Mapping[str, Any], where: str) -> dict[s
         InputError: a file, or a field.
     """
     fields = {key: value for key, value in given.items() if value not in EMPTY}
-    if find_stage(stage).settings in (MaintenanceRun, OptoutRun):
+    if find_stage(stage).settings in (MaintenanceRun, OptoutRun, LakeRun):
         return validate_settings(stage, fields, where).model_dump(mode="json")
     if find_stage(stage).settings is SourceRun:
         whole = source_run(fields.pop("source"), "unnamed", captioner=fields.pop("captioner", None)).model_dump(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -10,14 +11,24 @@ from typing import Any
 
 import pytest
 import yaml
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, ParamValidationError
 
+from smalti.errors import LakeError
 from smalti.lake import Lake
 from smalti.objects import create_bytes, list_objects
 from smalti.optouts.keys import KeyKind
+from smalti.optouts.lost import Lost
 from smalti.optouts.request import Action, read_answer, read_request
+from smalti.optouts.status import standings
 from smalti_airflow.approval import ApproveOptout, optout_text
-from smalti_airflow.optouts import forget_what_is_over, hand_in_form, take_in_files, take_unproved
+from smalti_airflow.optouts import (
+    erase_again,
+    forget_what_is_over,
+    hand_in_form,
+    take_in_files,
+    take_unproved,
+    watch_deadlines,
+)
 from smalti_airflow.stage_settings import EMPTY, resolve_settings
 from tests.support.airflow_home import ROOT
 
@@ -107,6 +118,8 @@ def test_what_is_typed_becomes_one_request_however_often_the_task_runs(lake: Lak
     assert said == hand_in_form(form, run_of())
     request = read_request(lake, said["request"])
     assert (request.action, request.reference, request.submitted_by) == (Action.EXCLUDE, "T-7", "airflow:ada")
+    erases = hand_in_form(form | {"action": "erase", "grace_days": 30}, run_of())["request"]
+    assert read_request(lake, erases).grace_days == 30, "kept for runs that are started for it later"
     assert [(key.kind, key.value) for key in request.keys] == [(KeyKind.ID, "cats/1.jpg"), (KeyKind.OWNER, "Ada")]
     assert said == {"request": request.id, "action": "exclude", "keys": 2, "rejected": 1}
     assert hand_in_form(form, run_of("manual__2"))["request"] != request.id, "another run asks anew"
@@ -129,6 +142,23 @@ def test_a_form_that_asks_for_nothing_fails_at_once(lake: Lake, form: dict[str, 
     with pytest.raises(AirflowFailException, match=message):
         hand_in_form(FORM | form, run_of())
     assert not [each for each in list_objects(lake.optout_requests()) if each.uri.endswith("request.json.gz")]
+
+
+@pytest.mark.parametrize(
+    "file", ["s3://bucket/ada-lovelace.csv", "/tmp/ada-lovelace.csv", "gs://bucket/x/ada-lovelace.csv"]
+)
+def test_no_error_of_a_file_names_it(lake: Lake, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    """People call files by what is in them, and errors are logged."""
+
+    def refused(uri: str) -> bytes:
+        raise LakeError(f"GET /o/{uri.split('/', 3)[3].replace('/', '%2F')} failed", uri, f"See {uri}")
+
+    monkeypatch.setattr("smalti_airflow.optouts.read_bytes", refused)
+    with pytest.raises(AirflowException) as caught:
+        hand_in_form(FORM | {"reference": "T", "file": file}, run_of())
+    assert "ada" not in str(caught.value)
+    assert str(caught.value).startswith("the form's file: ")
+    assert isinstance(caught.value, AirflowFailException) is file.startswith("s3"), "a store may answer the next time"
 
 
 def test_no_key_leaves_the_worker(dag: Any) -> None:
@@ -156,10 +186,15 @@ def test_only_a_request_to_erase_is_erased(dag: Any, action: str, erases: bool) 
 
 def test_old_parts_stay_for_the_grace_of_the_form(dag: Any) -> None:
     """Counted from when they were erased, not from when the request came."""
-    grace, report = dag.task_dict["grace"], {"erased": "2026-11-30T12:00:00.5Z"}
+    report: dict[str, Any] = {"erased": "2026-11-30T12:00:00.5Z"}
+    grace = dag.task_dict["grace"]
     context = {"ti": SimpleNamespace(xcom_pull=lambda task_ids: report), "params": {"grace_days": 1.5}}
     assert (
         grace.render_template(grace.target_time, context, dag.get_template_env()) == "2026-12-02T00:00:00.500000+00:00"
+    )
+    report["grace_days"] = 3
+    assert grace.render_template(grace.target_time, context, dag.get_template_env()).startswith("2026-12-03"), (
+        "a run with fewer days waits for those that were asked for"
     )
     assert grace.execution_timeout > timedelta(days=365), "it counts while the task waits, too"
     assert resolve_settings("optout_remove", {"request": ID, "grace_days": "1.5"}, "test")["grace_days"] == 1.5
@@ -196,16 +231,52 @@ def test_what_applies_and_is_not_proved_is_proved_again(
     form = FORM | {"action": "exclude", "reference": "T-7", "keys": "domain example.org"}
     run = OptoutRun(request=hand_in_form(form, run_of())["request"], confirmed_by="Ada")
     assert preview(lake, run).ask
-    assert take_unproved() == []
+    with monkeypatch.context() as patch:
+        patch.setattr("smalti_airflow.optouts._OWN_RUN", timedelta(0))
+        assert take_unproved() == [], "it waits for a person"
     apply(lake, run)
     assert take_unproved() == []
     monkeypatch.setattr("smalti_airflow.optouts._OWN_RUN", timedelta(0))
     (again,) = take_unproved()
-    assert (again["request"], again["run"].startswith(f"prove_{run.request}_")) == (run.request, True)
+    assert (again["conf"], again["run"].startswith(f"prove_{run.request}_")) == ({"request": run.request}, True)
     assert preview(lake, run).ask == ""
     prove(lake, run)
     assert take_unproved() == []
     assert repository.dags["optout_watch"].task_dict["unproved"].downstream_task_ids == {"prove_again"}
+
+
+def test_what_is_erased_again_keeps_the_grace_that_was_asked_for(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Lost(ID, 30, removes=True), Lost("f" * 16)]
+    monkeypatch.setattr("smalti_airflow.optouts.lost", lambda *_, **__: found)
+    first, second = take_unproved()
+    assert (first["conf"], second["conf"]) == ({"request": ID, "grace_days": 30}, {"request": "f" * 16})
+    assert re.fullmatch(rf"remove_{ID}_\d{{8}}", first["run"]), "one a day: it may read the whole lake"
+    assert re.fullmatch(r"prove_f{16}_\d{8}T\d\d", second["run"])
+
+
+def test_what_came_back_is_erased_by_a_run_of_its_own(lake: Lake, repository: Any) -> None:
+    form = FORM | {"action": "erase", "reference": "T-7", "keys": "id cats/1.jpg", "grace_days": 30}
+    request = hand_in_form(form, run_of())["request"]
+    assert erase_again({"again": {}}) == []
+    [again] = erase_again({"again": {request: "rows of tables"}})
+    assert again["conf"] == {"request": request, "grace_days": 30}
+    assert re.fullmatch(rf"again_{request}_\d{{8}}", again["run"]), "one a day: its grace begins anew"
+    task = repository.dags["optout_watch"].task_dict["look"]
+    assert resolve_settings(task.stage, task.settings, "test") == {}
+    [known] = standings(lake)
+    assert known.again is None
+
+
+def test_somebody_is_told_before_a_request_is_late(lake: Lake) -> None:
+    form = FORM | {"action": "exclude", "reference": "T-7", "keys": "domain example.org"}
+    run = SimpleNamespace(dag_id="optout_watch", run_id="1")
+    hours = [(datetime.now(UTC) - timedelta(hours=each), says) for each, says in ((19, "soon"), (30, "are overdue"))]
+    for at, says in hours:
+        lake_run = run_of(f"run {says}")
+        lake_run.run_after = at
+        hand_in_form(form, lake_run)
+        with pytest.raises(AirflowFailException, match=says):
+            watch_deadlines(run)
 
 
 def test_a_no_is_written_into_the_ledger(lake: Lake) -> None:
@@ -265,6 +336,9 @@ def test_the_watch_forgets_beside_counting_and_either_goes_on_without_the_other(
         ("forget",),
         ("unproved", "prove_again"),
         ("prove_again",),
+        ("look", "came_back"),
+        ("came_back", "erase_again"),
+        ("erase_again",),
     }
 
 

@@ -74,7 +74,7 @@ def ask(
 ) -> str:
     """A request of the ledger, answered. Returns its id."""
     found: tuple[Key, ...] = tuple(ordered(key_of(*key) for key in keys))
-    name = request_id(action, "ref-1", found, withdraws, submission)
+    name = request_id(action, "ref-1", found, withdraws, submission, None)
     submit(
         lake,
         Request(

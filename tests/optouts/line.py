@@ -19,6 +19,7 @@ from smalti.optouts.keys import key_of
 from smalti.optouts.preview import preview
 from smalti.optouts.proof import prove
 from smalti.optouts.request import Action, Answer, Request, ordered, request_id, submit, write_answer
+from smalti.optouts.salt import salt_of
 from smalti.reasons import Label
 from smalti.release import verify as verify_module
 from smalti.release.assemble import assemble
@@ -164,7 +165,7 @@ def reports(lake: Lake) -> None:
 def ask(lake: Lake, action: Action = Action.ERASE, submission: str = "test") -> OptoutRun:
     """Handed in, looked at, confirmed."""
     keys = tuple(ordered([key_of("id", ORIGINAL)]))
-    name = request_id(action, "ref-1", keys, None, submission)
+    name = request_id(action, "ref-1", keys, None, submission, salt_of(lake))
     submit(lake, Request(id=name, action=action, reference="ref-1", submission=submission, submitted=NOW, keys=keys))
     run = OptoutRun(request=name, grace_days=0)
     preview(lake, run)

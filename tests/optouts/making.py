@@ -94,7 +94,7 @@ def request(*keys: Key | tuple[str, str], name: str = "r") -> Request:
     """Of keys, or of kinds and values."""
     found = ordered(key if isinstance(key, Key) else key_of(*key) for key in keys)
     return Request(
-        id=request_id(Action.EXCLUDE, name, found, None, name),
+        id=request_id(Action.EXCLUDE, name, found, None, name, None),
         action=Action.EXCLUDE,
         reference=name,
         submission=name,

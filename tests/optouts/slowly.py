@@ -22,7 +22,7 @@ def names(key: Key, source: str, sample: Sample) -> bool:
         case KeyKind.ID:
             return key.value == f"{source}/{sample.key}"
         case KeyKind.OWNER:
-            return key.value == sample.owner
+            return key.value == _spelled(KeyKind.OWNER, sample.owner)
         case KeyKind.SHA256:
             return key.value == sample.sha256
         case KeyKind.IMAGE:
@@ -49,7 +49,7 @@ def _spelled(kind: KeyKind, value: str | None) -> str | None:
     try:
         return normalise(kind, value) if value else None
     except ValueError:
-        return value
+        return value and value.strip()
 
 
 def _shows(key: Key, sample: Sample) -> bool:

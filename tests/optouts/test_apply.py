@@ -6,6 +6,7 @@ import functools
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,6 +151,48 @@ def test_what_matches_much_more_than_was_confirmed_is_looked_at_again(released: 
     assert state_of(released, run) == State.RESOLVED
 
 
+@pytest.mark.parametrize("killed_at", ["preview.html", "preview.json.gz"])
+def test_the_page_shows_the_preview_that_is_confirmed_even_if_a_run_died_between_the_two(
+    released: Lake, monkeypatch: pytest.MonkeyPatch, killed_at: str
+) -> None:
+    def killed(uri: str, data: bytes) -> bool:
+        if uri.endswith(killed_at):
+            raise KeyboardInterrupt
+        return real(uri, data)
+
+    real = objects.create_bytes
+    monkeypatch.setattr(objects, "create_bytes", killed)
+    with pytest.raises(KeyboardInterrupt):
+        asked(released, "owner somebody")
+    monkeypatch.setattr(objects, "create_bytes", real)
+    deliver(released, "third", [Row("1.jpg", stored(picture(41))), Row("2.jpg", stored(picture(42)))])
+    run = asked(released, "owner somebody")
+    seen = read_preview(released, run.request)
+    assert seen is not None
+    page = read_bytes(released.optout_preview_page(run.request)).decode()
+    assert page.count("<figure>") == seen.matched
+
+
+def test_of_two_runs_at_once_the_page_shows_the_preview_that_was_stored(
+    released: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overtaken(uri: str, data: bytes) -> bool:
+        if uri.endswith("preview.json.gz") and not late:
+            late.append(uri)
+            deliver(released, "third", [Row("1.jpg", stored(picture(41))), Row("2.jpg", stored(picture(42)))])
+            asked(released, "owner somebody")
+        return real(uri, data)
+
+    late: list[str] = []
+    real = objects.create_bytes
+    monkeypatch.setattr(objects, "create_bytes", overtaken)
+    run = asked(released, "owner somebody")
+    seen = read_preview(released, run.request)
+    assert seen is not None
+    assert seen.matched == 11
+    assert read_bytes(released.optout_preview_page(run.request)).decode().count("<figure>") == 11
+
+
 def test_what_matches_little_more_than_was_seen_is_applied(released: Lake) -> None:
     run = asked(released, "owner somebody")
     deliver(released, "third", [Row("1.jpg", stored(picture(41)))])
@@ -236,6 +279,34 @@ def test_the_command_line_takes_a_request_from_preview_to_receipt(
     assert len(opted_out(released)) == 9
     assert call("apply", asked(released, "id demo/2.jpg", Action.QUERY).request)[0] == 0
     assert call("apply", "0" * 16)[0] == 2
+
+
+def test_yes_confirms_no_preview_that_nobody_has_seen(
+    released: Lake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(request: str) -> tuple[int, dict[str, Any], str]:
+        monkeypatch.setattr(
+            "sys.argv", ["smalti", "optout", "apply", request, "--yes", "--json", "--lake", released.root]
+        )
+        code = cli.run()
+        out, err = capsys.readouterr()
+        return code, json.loads(out), err
+
+    def handed(text: str) -> str:
+        return hand_in(
+            released, action=Action.EXCLUDE, reference="T", parsed=parse_text(text), submission="x", submitted=datetime.now(UTC)
+        ).id  # fmt: skip
+
+    wide = handed("domain example.org")
+    code, said, err = call(wide)
+    assert (code, said["matched"], said["page"]) == (2, 9, released.optout_preview_page(wide))
+    assert "waits for a person: it names a domain or a prefix. Nobody has seen yet what it matches" in err
+    assert read_answer(released, wide) is None
+    assert opted_out(released) == set()
+    code, said, _ = call(wide)
+    assert (code, said["effective"], len(opted_out(released))) == (0, True, 9)
+    code, said, _ = call(handed("id demo/2.jpg"))
+    assert (code, said["effective"]) == (0, True), "of this nobody needs to be asked"
 
 
 def test_what_was_not_looked_at_is_not_applied(released: Lake) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smalti.optouts.deadlines import counts, due, overdue, render, say_overdue
+from smalti.optouts.deadlines import counts, due, overdue, render, say_overdue, say_soon, soon
 from smalti.optouts.request import Action
 from smalti.optouts.status import ENDED, Standing, State
 
@@ -40,6 +40,19 @@ def test_to_erase_is_to_exclude_within_a_day_and_to_erase_within_thirty() -> Non
     assert overdue([standing(State.RESOLVED, Action.ERASE, 25)], NOW) != [], "not proved to be excluded"
     assert overdue([standing(State.EXCLUDED, Action.ERASE, 25)], NOW) == []
     assert overdue([standing(State.EXCLUDED, Action.ERASE, 24 * 30 + 1)], NOW) != []
+
+
+def test_somebody_is_warned_while_a_quarter_of_the_time_is_left() -> None:
+    assert soon([standing(State.WAITS, hours=17.9)], NOW) == []
+    close = standing(State.WAITS, hours=18.1)
+    assert soon([close], NOW) == [close]
+    assert soon([standing(State.WAITS, hours=24.1)], NOW) == [], "it is overdue"
+    assert soon([standing(State.PROVEN, hours=18.1)], NOW) == []
+    assert soon([standing(State.EXCLUDED, Action.ERASE, 24 * 22)], NOW) == []
+    assert len(soon([standing(State.EXCLUDED, Action.ERASE, 24 * 23)], NOW)) == 1
+    said = say_soon([close], NOW)
+    assert said.startswith("1 opt-outs will be overdue soon, it is 2026-11-30 12:00 UTC: 0123456789abcdef (T-7: waits")
+    assert "Overdue soon" in render([close], NOW)
 
 
 def test_the_latest_comes_first() -> None:

@@ -18,11 +18,13 @@ import pytest
 from PIL import Image
 
 from smalti import objects
+from smalti.errors import LakeError
 from smalti.lake import Lake
 from smalti.objects import join_uri
 from smalti.optouts.inbox import Taken, take_in
 from smalti.optouts.keys import KeyKind
 from smalti.optouts.request import Action, read_request, request_ids
+from smalti.release.skips import sha256
 from tests.conftest import snapshot
 
 
@@ -198,6 +200,7 @@ def test_killed_at_any_write_the_next_call_ends_in_the_same(
 
     noon = datetime(2026, 11, 30, 12, tzinfo=UTC)
     monkeypatch.setattr("smalti.optouts.inbox._dropped", lambda info: noon)
+    monkeypatch.setattr("smalti.optouts.salt.secrets.token_hex", lambda size: "5e" * size)
     fill(lake)
     take(lake)
     expected = snapshot(lake.root)
@@ -217,7 +220,7 @@ def test_killed_at_any_write_the_next_call_ends_in_the_same(
         take(other)
         assert snapshot(other.root) == expected
         if not killed:
-            assert turn > len(calls) == 12
+            assert turn > len(calls) == 13
             return
     pytest.fail("it never came to its end")
 
@@ -321,6 +324,33 @@ def test_a_store_that_fails_for_one_file_says_so_without_its_name(lake: Lake, mo
     assert (one.stays, one.request) == (True, None)
     assert other.request is not None
     assert inbox(lake) == ["exclude/T-1/jane%20doe.txt"]
+
+
+def test_names_of_files_cannot_be_guessed_from_what_says_that_one_failed(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop(lake, "exclude/T-1/jane.csv", b"sesame")
+    generation = next(objects.list_objects(lake.optout_inbox())).generation
+    monkeypatch.setattr(objects, "read_versioned", failing(lake))
+    [failed] = take(lake)
+    monkeypatch.undo()
+    [rejected] = take(lake)
+    name = b"/exclude/T-1/jane.csv"
+    guesses = [name, f"inbox {sha256(name)} {generation}".encode()]
+    assert {failed.id, rejected.id}.isdisjoint(sha256(guess)[:16] for guess in guesses)
+    assert objects.exists(lake.optout_rejected(rejected.id))
+
+
+def failing(lake: Lake) -> Callable[[str], Any]:
+    """As `read_versioned`, which cannot read the inbox."""
+    real = objects.read_versioned
+
+    def read(uri: str) -> Any:
+        if uri.startswith(lake.optout_inbox()):
+            raise LakeError("it failed", uri, "Try again")
+        return real(uri)
+
+    return read
 
 
 def test_logs_and_faults_carry_reference_and_id_and_nothing_of_keys_or_names(

@@ -373,7 +373,9 @@ def test_a_position_that_holds_has_its_snapshot_even_if_another_writer_died_befo
     resolve(lake, [ask(lake, ("id", "a/1"), submission="s1")], match=match)
     step = Resolution(position=2, requests=(ask(lake, ("id", "a/2"), submission="s2"),), resolved=NOW)
     monkeypatch.setattr(
-        module, "_step", lambda *_: objects.create_bytes(lake.optout_resolution(2), step.encode()) or None
+        module,
+        "_step",
+        lambda *_: step if objects.create_bytes(lake.optout_resolution(2), step.encode()) else None,
     )
     assert settle(lake, match=match) == 2
     assert objects.exists(lake.optout_snapshot(2))

@@ -24,7 +24,7 @@ URLS = (
     "http://b.a.org/x", "http://b.a.org:80/x", "https://ba.org/x", "https://bücher.de/1", "https://xn--bcher-kva.de/1", "not a url",
     "https://a.org/%", "https://a.org/' OR 1=1 --", "https://a.org/../me", "https://[bad", "https://a.org", "https://a.org./me/2",
 )  # fmt: skip
-OWNERS = ("ann", "Ann", "%", "' OR ''='", "*", "../..")
+OWNERS = ("ann", " ann\t", "Ann", "%", "' OR ''='", "*", "../..")
 KEYS = ("k1", "k2", "k3", "%", "'; DROP TABLE x; --", "../k1")
 
 

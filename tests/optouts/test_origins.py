@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import lance  # noqa: TID253
 import pytest
 
+from smalti.curation.readers import Rows
 from smalti.images.fingerprint import fingerprint
 from smalti.lake import Lake
+from smalti.optouts import match, tables
 from smalti.optouts.ledger import resolve, settle, state
 from smalti.optouts.ledger_rows import read_matched
 from smalti.optouts.preview import preview, read_preview
@@ -109,12 +113,78 @@ def test_a_chain_goes_over_tables_and_parts(lake: Lake) -> None:
     assert opted_out(lake) == ({"one/named.jpg", "two/large.jpg", "three/middle.jpg", "four/again.jpg"}, 2)
 
 
-def test_what_is_reserved_and_nobody_asked_for_stays_out_of_the_ledger(lake: Lake) -> None:
+def test_a_key_that_names_what_another_key_names_is_not_said_to_name_nothing(lake: Lake) -> None:
+    deliver(lake, "one", Row("a.jpg", small(1), url="https://a.org/1"), sharded=False)
+    request = ask(lake, ("id", "one/a.jpg"), ("url", "https://a.org/1"), ("url", "https://a.org/2"))
+    preview(lake, OptoutRun(request=request))
+    seen = read_preview(lake, request)
+    assert seen is not None
+    assert seen.unmatched == 1
+    step = resolve(lake, [request])
+    assert step is not None
+    assert step.unmatched == {request: (2,)}
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of tables that were compared, a number for each time."""
+    found: list[int] = []
+    real = match.match_rows
+
+    def noted(reader: Rows, *arguments: Any, **keywords: Any) -> Any:
+        found.append(sum(reader.sizes))
+        return real(reader, *arguments, **keywords)
+
+    monkeypatch.setattr(tables, "match_rows", noted)
+    return found
+
+
+def test_what_is_reserved_and_nobody_asked_for_stays_out_of_the_ledger(lake: Lake, compared: list[int]) -> None:
     deliver(lake, "one", Row("a.jpg", stored(picture(1))), Row("b.jpg", stored(picture(2))), sharded=False)
     resolve(lake, [ask(lake, ("id", "one/none.jpg"))])
     drop(lake, "one", "a.jpg")
-    assert settle(lake) == 1
+    compared.clear()
+    position = settle(lake)
     assert opted_out(lake) == (set(), 0)
+    assert (position, compared) == (2, [1])
+    assert (settle(lake), compared) == (2, [1]), "it was compared once"
+    drop(lake, "one", "b.jpg")
+    assert (settle(lake), compared) == (3, [1, 2])
+    assert (settle(lake), len(read_snapshot(lake, 3).ids)) == (3, 0)
+
+
+def test_tables_that_change_all_the_time_hold_nobody_up(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    deliver(lake, "one", Row("a.jpg", stored(picture(1))), Row("b.jpg", stored(picture(2))), sharded=False)
+    resolve(lake, [ask(lake, ("id", "one/none.jpg"))])
+    drop(lake, "one", "a.jpg")
+    real, looked = tables.Tables.dropped, []
+
+    def changing(self: Any, *arguments: Any) -> Any:
+        looked.append(1)
+        assert len(looked) < 5
+        drop(lake, "one", "a.jpg")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(tables.Tables, "dropped", changing)
+    assert settle(lake) == 2
+
+
+def test_who_was_slower_to_find_nothing_leaves_no_step(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    deliver(lake, "one", Row("a.jpg", stored(picture(1))), Row("b.jpg", stored(picture(2))), sharded=False)
+    resolve(lake, [ask(lake, ("id", "one/none.jpg"))])
+    drop(lake, "one", "a.jpg")
+    real, looked = tables.Tables.dropped, []
+
+    def overtaken(self: Any, *arguments: Any) -> Any:
+        looked.append(1)
+        if len(looked) == 1:
+            drop(lake, "one", "b.jpg")
+            assert settle(lake) == 2
+        return real(self, *arguments)
+
+    monkeypatch.setattr(tables.Tables, "dropped", overtaken)
+    assert (settle(lake), len(looked)) == (2, 2)
+    assert state(lake).tables == tables.Tables.open(lake).versions
 
 
 def test_a_picture_that_cannot_be_read_has_copies_by_its_bytes_alone(lake: Lake) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -15,19 +17,25 @@ import pytest
 from smalti import objects
 from smalti.errors import CorruptError, InputError
 from smalti.lake import Lake
+from smalti.optouts.apply import apply, refuse
 from smalti.optouts.erase import erase
-from smalti.optouts.ledger import read_step
+from smalti.optouts.erasing import read_erasing
+from smalti.optouts.ledger import read_step, resolve
+from smalti.optouts.preview import look_again, preview, read_preview, turns
 from smalti.optouts.receipt_erase import read_erase_receipt
 from smalti.optouts.remove import RemoveReport, remove
-from smalti.optouts.request import Action
+from smalti.optouts.request import Action, Answer, read_answer, read_request, write_answer
 from smalti.optouts.status import State, standings
 from smalti.settings import OptoutRun, SourceRun
 from smalti.shards import mds
+from smalti.shards.part import part_names, read_part
+from smalti.shards.replacements import Step, append_step, read_log
 from smalti.sources.inventory import stage
 from smalti.table.ingest import ingest
 from tests.conftest import snapshot
 from tests.maintenance.conftest import Died, dying_after
 from tests.optouts import line
+from tests.optouts.lakes import take_back
 from tests.optouts.line import COPIES, ERASED, ORIGINAL, pictures
 from tests.optouts.searching import ALLOWED, Search
 
@@ -199,6 +207,7 @@ def test_what_names_others_as_well_keeps_what_it_says_of_them(gone: tuple[Lake, 
 def test_the_stages_of_the_same_batch_run_again_and_bring_nothing_back(
     gone: tuple[Lake, RemoveReport, str],
     tmp_path: Path,
+    run: OptoutRun,
     runs: tuple[SourceRun, ...],
     patched: pytest.MonkeyPatch,
     search: Callable[[Lake], dict[str, set[str]]],
@@ -209,11 +218,25 @@ def test_the_stages_of_the_same_batch_run_again_and_bring_nothing_back(
         line.source(lake, each)
     line.build(lake, quarantine=False)
     assert search(lake).keys() <= {"runs/source_made/2026/shard/driver.log"}
-    # Its owner still delivers it: the next batch lists it, and it does not enter the table
+    # Its owner still delivers it: the next batch does not list it, and names it nowhere
     later = runs[0].model_copy(update={"batch": "b2"})
-    assert stage(lake, later).new == 2  # and the table
-    assert ingest(lake, later).dropped == {"optout": 1}
-    assert search(lake).keys() <= {"runs/source_made/2026/shard/driver.log", "staging/made/b2/inventory.parquet"}
+    assert stage(lake, later).new == 1, "the source's table"
+    assert ingest(lake, later).dropped == {}
+    assert search(lake).keys() <= {"runs/source_made/2026/shard/driver.log"}
+    # Changed, it may be another picture: it is listed, and does not enter the table, because it has the id
+    file = objects.local_path(f"{runs[0].source.location()}/images/{ORIGINAL.partition('/')[2]}")
+    assert file is not None
+    os.utime(file, ns=(1, 1))
+    changed = runs[0].model_copy(update={"batch": "b3"})
+    assert stage(lake, changed).new == 2
+    assert ingest(lake, changed).dropped == {"optout": 1}
+    assert search(lake).keys() <= {"runs/source_made/2026/shard/driver.log", "staging/made/b3/inventory.parquet"}
+    # Taken back, it is as new as any other
+    back = take_back(lake, run.request)
+    resolve(lake, [back])
+    assert stage(lake, runs[0].model_copy(update={"batch": "b4"})).new == 1, "b3 has listed it"
+    objects.delete_object(lake.ingested("made", "b3"))
+    assert stage(lake, runs[0].model_copy(update={"batch": "b5"})).new == 2
 
 
 def test_killed_anywhere_the_next_run_ends_the_same(
@@ -234,7 +257,8 @@ def test_killed_anywhere_the_next_run_ends_the_same(
         finally:
             revive()
         assert not objects.exists(lake.optout_receipt(run.request, "erase")) or search(lake) == {}
-        remove(lake, run)
+        assert remove(lake, run).removed
+        assert read_erase_receipt(lake, run.request) is not None
         assert search(lake) == {}
         changes += 20
     assert killed > 1
@@ -249,6 +273,19 @@ def test_the_grace_is_waited_for(lake: Lake, run: OptoutRun) -> None:
     assert remove(lake, week, now=lambda: datetime.now(UTC) + timedelta(days=8)).removed
 
 
+def test_a_run_with_fewer_days_waits_for_the_grace_that_the_request_was_handed_in_with(
+    lake: Lake, run: OptoutRun
+) -> None:
+    uri = lake.optout_request(run.request)
+    asked = read_request(lake, run.request).model_copy(update={"grace_days": 30.0})
+    objects.delete_object(uri)
+    objects.create_bytes(uri, asked.encode())
+    assert erase(lake, run).grace_days == 30, "so that the DAG waits for as long"
+    with pytest.raises(InputError, match="its grace is not over"):
+        remove(lake, run, now=lambda: datetime.now(UTC) + timedelta(days=29))
+    assert remove(lake, run, now=lambda: datetime.now(UTC) + timedelta(days=31)).removed
+
+
 def test_nothing_is_removed_as_long_as_something_uses_an_old_part(lake: Lake, run: OptoutRun) -> None:
     claimed = lake.claim("set", "v3")
     objects.create_bytes(claimed, b"{}")
@@ -258,6 +295,132 @@ def test_nothing_is_removed_as_long_as_something_uses_an_old_part(lake: Lake, ru
     assert {name: each for name, each in snapshot(lake.root).items() if "removing.json" not in name} == before
     objects.delete_object(claimed)
     assert remove(lake, run).removed
+
+
+def test_what_a_writer_has_not_committed_is_waited_for(lake: Lake, run: OptoutRun) -> None:
+    """It may still commit; Lance takes it in time, and until then nothing is proved."""
+    data = Path(lake.table("made").removeprefix("file://")) / "data"
+    sha256 = hashlib.sha256(pictures()[ORIGINAL]).hexdigest().encode()
+    holding = [path for path in data.glob("*.lance") if sha256 in path.read_bytes()]
+    left = data / "left.lance"
+    shutil.copy(holding[0], left)
+    report = remove(lake, run)
+    assert (report.removed, report.receipt, report.page) == (False, "", "")
+    assert "1 files that a writer has not committed" in report.warnings[0]
+    assert not objects.exists(lake.optout_receipt(run.request, "erase"))
+    assert standings(lake, [run.request])[0].state == State.EXCLUDED
+    then = (datetime.now(UTC) - timedelta(days=8)).timestamp()
+    os.utime(left, (then, then))
+    assert remove(lake, run).removed
+    assert read_erase_receipt(lake, run.request) is not None
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("how", ["killed", "overtaken", "hidden"])
+def test_parts_that_never_counted_go_once_nobody_writes_to_them(lake: Lake, run: OptoutRun, how: str) -> None:
+    """Those of which an erasure knows nothing: a shard run was killed, or a merge came too late."""
+    old = next(name for name in part_names(lake, "made") if name.startswith("00001-"))
+    name = "00003-" + "f" * 12
+    shutil.copytree(lake.part("made", old).removeprefix("file://"), lake.part("made", name).removeprefix("file://"))
+    commit = lake.part_commit("made", name)
+    part = read_part(lake, "made", old)
+    objects.delete_object(commit)
+    if how != "killed":
+        counts = {"rows_in": part.samples, "rows_out": part.samples, "dropped": {}}
+        late = part.model_copy(
+            update={
+                "name": name,
+                "replaces": (old,),
+                "origins": (
+                    part.sharded[0].model_copy(update={"accounting": part.accounting.model_copy(update=counts)}),
+                ),
+                "accounting": part.accounting.model_copy(update=counts),
+            }
+        )
+        objects.create_bytes(commit, late.encode())
+    if how == "hidden":  # a collection has marked it, and its grace is not over
+        assert append_step(lake, "made", Step(why="abandoned", replaces=(name,), origins=part.sharded))
+    erasing = read_erasing(lake, run.request)
+    assert erasing is not None
+    written = (erasing.erased + timedelta(hours=1)).timestamp()
+    os.utime(lake.samples("made", name).removeprefix("file://"), (written, written))
+    day = run.model_copy(update={"grace_days": 1.0})
+    with pytest.raises(CorruptError, match="part that is being written"):
+        remove(lake, day, now=lambda: erasing.erased + timedelta(days=1))
+    assert objects.exists(lake.samples("made", name))
+    assert remove(lake, day, now=lambda: erasing.erased + timedelta(days=2)).removed
+    left = [info.uri for info in objects.list_objects(lake.part("made", name))]
+    assert left == ([commit] if how == "killed" else []), "nobody can commit it any more"
+    assert name in read_log(lake, "made").hidden
+
+
+@pytest.mark.parametrize("what", ["inventory", "checkpoint", "other"])
+def test_what_cannot_be_read_stays_and_is_named(lake: Lake, run: OptoutRun, what: str) -> None:
+    damaged = b"PAR1 and no more than that PAR1"
+    uri = {
+        "inventory": lake.inventory("made", "b9"),
+        "checkpoint": lake.checkpoint("made", "caption", "vlm", "b9-0"),
+        "other": f"{lake.root}/progress/made/whatever.bin.gz",
+    }[what]
+    objects.create_bytes(uri, damaged if uri.endswith(".parquet") else b"\x1f\x8b" + damaged)
+    with pytest.raises(CorruptError, match=f"{uri.rpartition('/')[2]}: it cannot be read: nothing shows whether"):
+        remove(lake, run)
+    assert objects.exists(uri)
+    assert not objects.exists(lake.optout_receipt(run.request, "erase"))
+    objects.delete_object(uri)
+    assert remove(lake, run).removed
+
+
+def test_turns_and_answers_of_other_requests_stay_what_they_were(lake: Lake, run: OptoutRun) -> None:
+    """A no at a second turn stays a no, and who waits there still waits, with a page to answer by."""
+    asked = {}
+    for name in ("refused", "waits", "waits at once", "applied"):
+        asked[name] = line.ask(lake, Action.EXCLUDE, name).request
+        if name != "waits at once":
+            write_answer(lake, said(asked[name], apply=True))
+    for name in ("refused", "waits"):
+        look_again(lake, read_request(lake, asked[name]), 2)
+    refuse(lake, asked["refused"], "me")
+
+    def told() -> dict[str, object]:
+        return {
+            name: (read_answer(lake, each), turns(lake, each), standings(lake, [each]), digest(lake, each))
+            for name, each in asked.items()
+        }
+
+    before = told()
+    assert before["refused"][:2] == (read_answer(lake, asked["refused"]), 2)  # type: ignore[index]
+    assert remove(lake, run).removed
+    assert told() == before
+    for name, each in asked.items():
+        turn = turns(lake, each)
+        assert objects.exists(lake.optout_preview_page(each, turn)) == name.startswith("waits")
+        assert not any(id in objects.read_bytes(page).decode() for page in pages(lake, each) for id in ERASED)
+        found = read_preview(lake, each)
+        assert found is not None
+        assert {listed.id for listed in found.shown} == {"(erased)"}
+    with pytest.raises(InputError, match="was refused"):
+        apply(lake, OptoutRun(request=asked["refused"]))
+    page = lake.optout_preview_page(asked["waits"], 2)
+    objects.delete_object(page)
+    seen = preview(lake, OptoutRun(request=asked["waits"]))
+    assert (seen.page, seen.digest) == (page, digest(lake, asked["waits"]))
+    assert objects.exists(page)
+    line.exclude(lake, OptoutRun(request=asked["waits at once"]))
+
+
+def said(request: str, *, apply: bool) -> Answer:
+    return Answer(request=request, apply=apply, by="me", answered=datetime.now(UTC), preview_sha256="")
+
+
+def digest(lake: Lake, request: str) -> str:
+    found = read_preview(lake, request)
+    assert found is not None
+    return found.digest()
+
+
+def pages(lake: Lake, request: str) -> list[str]:
+    return [info.uri for info in objects.list_objects(lake.optout_folder(request)) if info.uri.endswith(".html")]
 
 
 def test_a_request_that_does_not_erase_or_is_not_erased_yet_is_refused(lake: Lake, run: OptoutRun) -> None:

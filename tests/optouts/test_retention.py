@@ -12,11 +12,11 @@ from smalti import objects
 from smalti.config import Retention, load_retention
 from smalti.errors import InputError, LakeError
 from smalti.lake import Lake
-from smalti.optouts.apply import apply, prove
+from smalti.optouts.apply import apply, prove, refuse
 from smalti.optouts.ledger import state
 from smalti.optouts.parse import parse_text
-from smalti.optouts.preview import preview
-from smalti.optouts.request import Action, read_request
+from smalti.optouts.preview import preview, read_preview, turns
+from smalti.optouts.request import Action, read_answer, read_request
 from smalti.optouts.retention import ForgetReport, forget
 from smalti.optouts.status import standings
 from smalti.optouts.submit import hand_in
@@ -177,6 +177,10 @@ def test_killed_at_any_write_or_removal_it_goes_on_where_it_was(lake: Lake, monk
                 break
             except Killed:
                 kills += 1
+                pages = {name for name in names(lake) if name.endswith("preview.html")}
+                assert {name.replace(".html", ".json.gz") for name in pages} <= names(lake), (
+                    "none is left of another preview"
+                )
                 assert [(each.id, each.shown) for each in standings(lake)] == shown
                 assert read_request(lake, made["withdrawn"]).reference == "T-1"
     assert kills == 12 + 5 + 2 * 3 - 1
@@ -196,12 +200,48 @@ def test_previews_of_later_turns_go_too_but_a_no_stays_a_no(lake: Lake) -> None:
     for name in ("proven", "refused"):
         objects.create_bytes(lake.optout_preview(made[name], 2), b"x")
         objects.create_bytes(lake.optout_preview_page(made[name], 2), b"x")
-        objects.create_bytes(lake.optout_answer(made[name], 2), b"{}")
+        answer(lake, made[name], name != "refused", turn=2)
+    objects.delete_object(lake.optout_answer(made["refused"]))
+    answer(lake, made["refused"], True)  # the no came at the second turn
+    answers = {name: (read_answer(lake, made[name]), turns(lake, made[name])) for name in ("proven", "refused")}
+    assert [found.apply for found, _ in answers.values() if found] == [True, False]
     forget(lake, later(90), Retention())
     left = {name.rpartition("/")[2] for name in names(lake) if made["proven"] in name and "/requests/" in name}
     assert left == {"request.json.gz", "answer.json", "answer-2.json"}
     left = {name.rpartition("/")[2] for name in names(lake) if made["refused"] in name and "/requests/" in name}
     assert left == {"forgotten.json", "answer.json", "answer-2.json", "preview-2.json.gz"}
+    assert {name: (read_answer(lake, made[name]), turns(lake, made[name])) for name in answers} == answers
+    objects.delete_object(lake.optout_preview(made["refused"], 2))
+    assert read_answer(lake, made["refused"]) == answers["refused"][0], "a preview that was lost makes no yes of it"
+
+
+def test_rows_that_a_preview_has_found_go_with_it_unless_they_are_in_force(lake: Lake) -> None:
+    put_part(lake, "s1", 1, [Sample("k1", 1, phash=3), Sample("k2", 2, phash=0xFFFF0000)])
+    kept, gone = (
+        hand_in(
+            lake,
+            action=Action.EXCLUDE,
+            parsed=parse_text(f"id s1/{key}"),
+            reference="r",
+            submission=key,
+            submitted=later(0),
+        )
+        for key in ("k1", "k2")
+    )
+    rows = {}
+    for each in (kept, gone):
+        preview(lake, OptoutRun(request=each.id))
+        seen = read_preview(lake, each.id)
+        assert seen is not None
+        assert seen.reached is not None
+        rows[each.id] = lake.optout_matched(str(seen.reached.rows))
+    refuse(lake, gone.id, "Ada")
+    apply(lake, OptoutRun(request=kept.id))
+    prove(lake, OptoutRun(request=kept.id))
+    assert all(objects.exists(each) for each in rows.values())
+    assert forget(lake, later(90), Retention()).previews == 2
+    assert (objects.exists(rows[kept.id]), objects.exists(rows[gone.id])) == (True, False)
+    assert set(state(lake).ids[kept.id]) == {"s1/k1"}
 
 
 def test_without_the_right_to_delete_it_says_so(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

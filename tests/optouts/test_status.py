@@ -14,6 +14,7 @@ from smalti.errors import CorruptError, InputError
 from smalti.lake import Lake
 from smalti.optouts.heads import BLOCK as HEADS
 from smalti.optouts.parse import parse_text
+from smalti.optouts.preview import Preview
 from smalti.optouts.request import Action, Answer, write_answer
 from smalti.optouts.resolution import Block, Resolution
 from smalti.optouts.status import standings, survey
@@ -32,9 +33,9 @@ def handed(lake: Lake, hour: int, **changes: Any) -> str:
     ).id
 
 
-def answer(lake: Lake, request: str, apply: bool) -> None:
+def answer(lake: Lake, request: str, apply: bool, *, turn: int = 1) -> None:
     said = {"request": request, "apply": apply, "by": "me", "answered": datetime.now(UTC), "preview_sha256": "0" * 64}
-    write_answer(lake, Answer.model_validate(said))
+    write_answer(lake, Answer.model_validate(said), turn)
 
 
 def step(lake: Lake, position: int, **fields: Any) -> None:
@@ -49,6 +50,14 @@ def step(lake: Lake, position: int, **fields: Any) -> None:
     objects.create_same(lake.optout_resolution(position), compress(canonical_json(said | fields)))
 
 
+def looked_at(lake: Lake, request: str, matched: int = 1001, turn: int = 1) -> None:
+    """As smalti.optouts.preview writes it."""
+    counts: dict[str, Any] = dict.fromkeys(("keys", "samples", "by_key", "near", "unmatched"), 0)
+    counts |= {name: {} for name in ("kinds", "sources", "parts", "tables", "releases")}
+    made = Preview(request=request, made=datetime.now(UTC), matched=matched, shown=(), shown_near=(), **counts)
+    objects.create_bytes(lake.optout_preview(request, turn), compress(made.encode()))
+
+
 def shown(lake: Lake) -> list[tuple[str, str]]:
     return [(each.id, each.shown) for each in standings(lake)]
 
@@ -57,8 +66,8 @@ def test_a_request_goes_through_its_states(any_lake: Lake) -> None:
     assert standings(any_lake) == []
     first, second = handed(any_lake, 2), handed(any_lake, 1, action=Action.ERASE)
     assert shown(any_lake) == [(second, "handed in"), (first, "handed in")], "the one that was handed in first first"
-    objects.create_bytes(any_lake.optout_preview(first), b"")
-    objects.create_bytes(any_lake.optout_preview(second), b"")
+    looked_at(any_lake, first)
+    looked_at(any_lake, second)
     assert shown(any_lake)[1] == (first, "waits for confirmation")
     answer(any_lake, first, True)
     answer(any_lake, second, False)
@@ -72,6 +81,18 @@ def test_a_request_goes_through_its_states(any_lake: Lake) -> None:
     [standing] = standings(any_lake, [first])
     assert (standing.keys, standing.rejected, standing.position, standing.action) == (1, 1, 2, Action.EXCLUDE)
     assert "sesame" not in repr(standing)
+
+
+def test_a_preview_waits_for_a_person_only_if_somebody_is_to_be_asked(lake: Lake) -> None:
+    request = handed(lake, 1)
+    looked_at(lake, request, matched=1000)
+    assert shown(lake) == [(request, "looked at")]
+    looked_at(lake, request, turn=2)
+    assert shown(lake) == [(request, "waits for confirmation")], "the newest counts"
+    wide = handed(lake, 2, parsed=parse_text("domain example.org"))
+    looked_at(lake, wide, matched=0)
+    assert shown(lake)[1] == (wide, "waits for confirmation")
+    assert survey(lake).condense(lake) == 0
 
 
 def test_an_erasure_is_proven_by_its_own_receipt(lake: Lake) -> None:
@@ -186,11 +207,11 @@ def test_a_block_of_heads_that_is_damaged_is_named(lake: Lake) -> None:
 
 def test_what_waits_a_second_time_says_so_though_it_was_confirmed_once(any_lake: Lake) -> None:
     request = handed(any_lake, 1)
-    objects.create_bytes(any_lake.optout_preview(request), b"")
+    looked_at(any_lake, request)
     answer(any_lake, request, True)
     assert shown(any_lake) == [(request, "confirmed")]
     survey(any_lake).condense(any_lake)
-    objects.create_bytes(any_lake.optout_preview(request, 2), b"")
+    looked_at(any_lake, request, turn=2)
     assert shown(any_lake) == [(request, "waits for confirmation")]
     said = {"request": request, "apply": False, "by": "me", "answered": datetime.now(UTC), "preview_sha256": "0" * 64}
     write_answer(any_lake, Answer.model_validate(said), 2)

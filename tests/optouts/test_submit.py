@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from smalti import objects
-from smalti.errors import InputError
+from smalti.errors import CorruptError, InputError
 from smalti.lake import Lake
 from smalti.optouts.parse import parse_text
-from smalti.optouts.request import Action, Request, read_request, request_ids
+from smalti.optouts.request import Action, Forgotten, Request, ordered, read_request, request_id, request_ids, submit
+from smalti.optouts.salt import Salt, salt_of
 from smalti.optouts.submit import hand_in
 from tests.conftest import snapshot
 
@@ -52,6 +56,71 @@ def test_what_differs_is_another_request(lake: Lake, change: dict[str, Any]) -> 
     assert len(request_ids(lake)) == 2
 
 
+def test_nobody_without_the_salt_can_tell_the_keys_from_a_name(lake: Lake, tmp_path: Path) -> None:
+    found = handed(lake)
+    guessed = request_id(found.action, "T-1", found.keys, None, "run 1", None)
+    assert found.id != guessed
+    assert handed(Lake.at(str(tmp_path / "other"))).id not in (found.id, guessed)
+
+
+def test_requests_that_were_there_before_the_salt_keep_their_names(any_lake: Lake) -> None:
+    keys = tuple(ordered(parse_text("owner Jane").keys))
+    old = Request(
+        id=request_id(Action.EXCLUDE, "T-1", keys, None, "run 1", None),
+        action=Action.EXCLUDE,
+        reference="T-1",
+        submission="run 1",
+        submitted=NOON,
+        keys=keys,
+    )
+    submit(any_lake, old)
+    handed(any_lake, "owner Joe")
+    assert handed(any_lake) == old
+    objects.create_bytes(any_lake.optout_forgotten(old.id), Forgotten.of(old, NOON).encode())
+    objects.delete_object(any_lake.optout_request(old.id))
+    with pytest.raises(InputError, match="handed in under this reference before"):
+        handed(any_lake)
+
+
+def test_two_who_hand_in_at_once_hand_in_one_request(any_lake: Lake) -> None:
+    """Nobody has asked this lake for its salt before."""
+    barrier = threading.Barrier(4)
+
+    def one(_: int) -> Request:
+        barrier.wait()
+        return handed(any_lake)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = {each.id for each in pool.map(one, range(4))}
+    assert [*found] == request_ids(any_lake)
+    assert len(found) == 1
+
+
+def test_the_salt_is_made_once_and_one_that_is_damaged_is_said_so(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = objects.list_names
+
+    def slow(uri: str) -> list[str]:
+        monkeypatch.undo()
+        others.append(salt_of(lake))
+        return real(uri)
+
+    others: list[Salt] = []
+    monkeypatch.setattr(objects, "list_names", slow)
+    assert [salt_of(lake), salt_of(lake)] == [*others, *others], "that of whoever was first"
+    objects.delete_object(lake.optout_salt())
+    objects.create_bytes(lake.optout_salt(), b'{"version": 1, "value": ""}')
+    with pytest.raises(CorruptError, match="value"):
+        handed(lake)
+
+
+def test_the_grace_of_a_request_to_erase_is_kept_with_it(any_lake: Lake) -> None:
+    assert handed(any_lake, grace_days=30).grace_days is None, "what only excludes has none"
+    found = handed(any_lake, action=Action.ERASE, grace_days=30)
+    assert read_request(any_lake, found.id).grace_days == 30
+    assert (found.grace(7), found.grace(40)) == (timedelta(days=30), timedelta(days=40)), "the larger counts"
+    assert handed(any_lake, reference="T-3", action=Action.ERASE).grace(7) == timedelta(days=7)
+
+
 def test_good_rows_apply_and_the_others_are_named_beside_the_request(any_lake: Lake) -> None:
     found = handed(any_lake, "owner Jane\n\nnonsense\nsha256 xyz")
     assert (len(found.keys), found.rejected) == (1, 2)
@@ -68,7 +137,7 @@ def test_rejected_rows_are_there_before_the_request_is(lake: Lake, monkeypatch: 
     with pytest.raises(KeyboardInterrupt):
         handed(lake, "owner Jane\nnonsense")
     assert request_ids(lake) == []
-    [rejected] = objects.list_objects(lake.root)
+    [rejected] = objects.list_objects(lake.optout_rejected_root())
     monkeypatch.undo()
     found = handed(lake, "owner Jane\nnonsense")
     assert lake.optout_rejected(found.id) == rejected.uri
@@ -81,7 +150,7 @@ def test_without_any_key_there_is_no_request_but_its_rejected_rows(any_lake: Lak
         handed(any_lake, "sesame\nsha256 sesame")
     assert "sesame" not in str(caught.value)
     assert request_ids(any_lake) == []
-    [rejected] = objects.list_objects(any_lake.root)
+    [rejected] = objects.list_objects(any_lake.optout_rejected_root())
     assert str(caught.value).startswith(rejected.uri)
     assert objects.read_bytes(rejected.uri).count(b"sesame") == 2
     with pytest.raises(InputError, match="there is no key in it"):
@@ -104,7 +173,7 @@ def test_a_field_that_is_wrong_is_one_line_without_the_keys(lake: Lake, change: 
         handed(lake, "owner sesame", **change)
     assert said in str(caught.value)
     assert "sesame" not in str(caught.value)
-    assert list(objects.list_objects(lake.root)) == []
+    assert [each.uri for each in objects.list_objects(lake.root)] == [lake.optout_salt()]
 
 
 def test_a_reference_is_one_line(lake: Lake) -> None:

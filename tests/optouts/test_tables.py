@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from smalti.lake import Lake
+from smalti.optouts import indexed
 from smalti.optouts.match import match_parts
 from smalti.optouts.matched import MATCHED
 from smalti.optouts.tables import match_tables
@@ -11,6 +14,13 @@ from smalti.shards.stage import shard
 from smalti.table.index import index
 from tests.optouts.making import named, request
 from tests.support.pictures import Row, picture, source_run, stored, write_table
+
+
+@pytest.fixture(params=["by index", "whole"], autouse=True)
+def _how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked by index where it is little is asked of whole tables where it is much."""
+    if request.param == "whole":
+        monkeypatch.setattr(indexed, "SMALL", 0)
 
 
 def filled(lake: Lake) -> None:

@@ -169,7 +169,7 @@ def test_an_image_is_known_by_its_fingerprint_and_holds_no_key_in_plain() -> Non
 
 def ask(lake: Lake, action: Action, *keys: Key, apply: bool | None = True, withdraws: str | None = None) -> str:
     """Hand in a request and, unless `apply` is None, answer it."""
-    name = request_id(action, "ref", keys, withdraws, "test")
+    name = request_id(action, "ref", keys, withdraws, "test", None)
     request = Request(
         id=name, action=action, reference="ref", submission="test", submitted=NOW, keys=tuple(ordered(keys)), withdraws=withdraws
     )  # fmt: skip
@@ -257,6 +257,20 @@ def test_copies_that_were_matched_are_watched(lake: Lake) -> None:
     assert watch.asks(row_of("s/copy")) == [True]
     assert watch.knows(fingerprint_of(1 << 40), 400, 300)
     assert not watch.knows(fingerprint_of(0b111 << 20), 400, 300)
+
+
+def test_what_another_delivery_of_an_id_shows_is_asked_for_by_its_id_alone(lake: Lake) -> None:
+    """A stand-in, perhaps, that a thousand ids have: what is served already with it stays, and so does what comes."""
+    name = ask(lake, Action.EXCLUDE, key_of("owner", "Ann"))
+    stand_in = {"id": "s/x", "how": "copy", "sha256": "d" * 64, "phash": 1 << 40}
+    resolve(lake, name, {"id": "s/x"}, stand_in, {"id": "s/copy", "how": "copy", "sha256": "e" * 64, "phash": 3 << 50})
+    watch = load_watch(lake)
+    assert watch is not None
+    assert [watch.asks(row_of(each))[0] for each in ("s/x", "s/copy")] == [True, True]
+    assert [watch.asks(pa.Table.from_pylist([{**ROW, "sha256": each * 64}]))[0] for each in ("d", "e")] == [False, True]
+    assert not watch.knows(fingerprint_of(1 << 40), 400, 300)
+    assert watch.knows(fingerprint_of(3 << 50), 400, 300)
+    assert watch.knows(fingerprint_of(5), 400, 300)
 
 
 def test_a_damaged_ledger_lets_nothing_through(lake: Lake) -> None:

@@ -24,6 +24,7 @@ from smalti.settings import SourceRun
 from smalti.sources.inventory import stage
 from smalti.table import columns as columns_module
 from smalti.table import fingerprint as module
+from smalti.table import fragments as fragments_module
 from smalti.table import ingest as ingest_module
 from smalti.table.caption import caption
 from smalti.table.columns import Filled, Filling, backfill
@@ -133,6 +134,31 @@ def test_a_copy_of_a_sample_that_a_request_has_matched_is_dropped(lake: Lake, ru
     resolve(lake, name, {"id": "other/2.webp", "sha256": "d" * 64, **shown})
     assert fingerprint(lake, run).dropped == {"optout": 1}
     assert drops(lake)["p2.jpg"] == "optout"
+
+
+@pytest.mark.parametrize(("action", "enters"), [(Action.ERASE, False), (Action.EXCLUDE, True)])
+def test_a_picture_that_is_asked_to_be_erased_does_not_enter_the_table_at_any_size(
+    lake: Lake, run: SourceRun, made: Made, monkeypatch: pytest.MonkeyPatch, action: Action, enters: bool
+) -> None:
+    """Nothing but what it shows tells it: it has another key, another size and another format."""
+    ask(lake, action, Key(kind=KeyKind.IMAGE, value="c" * 64, fingerprint=printed(again(1))))
+    made.put("images/p3.jpg", stored(picture(3)))
+    made.put("images/p4.png", stored(picture(1, 700, 700), "PNG"))
+    made.table([{"file": name, "caption": "x", "owner": "me", "url": "https://x.org"} for name in ("p3.jpg", "p4.png")])
+    later, sizes = made.run("b2"), list[int]()
+
+    def spy(data: bytes, max_pixels: int) -> Image.Image:
+        sizes.append(len(data))
+        return decode(data, max_pixels)
+
+    monkeypatch.setattr(fragments_module, "decode", spy)
+    stage(lake, later)
+    report = ingest(lake, later)
+    assert ("p4.png" in {row["id"].partition("/")[2] for row in rows_of(lake, "made")}) is enters
+    assert report.dropped == ({} if enters else {"optout": 1})
+    assert len(sizes) == 2, "each is decoded once"
+    assert ingest(lake, later) == report
+    assert fingerprint(lake, later).dropped == ({"optout": 1} if enters else {})
 
 
 def test_without_requests_nothing_but_a_listing_is_read(

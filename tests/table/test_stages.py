@@ -140,7 +140,10 @@ def test_what_has_no_bucket_is_never_decoded(lake: Lake, run: SourceRun, monkeyp
     assert sorted(sizes) == [(500, 400)] * 3 + [(1600, 900)]
 
 
-def test_a_picture_that_no_longer_decodes_is_dropped_for_that(lake: Lake, run: SourceRun) -> None:
+def test_a_picture_that_no_longer_decodes_is_dropped_for_that(
+    lake: Lake, run: SourceRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     strict = run.model_copy(update={"source": run.source.model_copy(update={"max_pixels": 300_000})})
     assert fingerprint(lake, strict).dropped == {"aspect_ratio": 1, "decode_failed": 1, "too_small": 1}
     row = rows_of(lake, "made", "tier", "ar", "drop", "phash")[0]
@@ -150,6 +153,8 @@ def test_a_picture_that_no_longer_decodes_is_dropped_for_that(lake: Lake, run: S
         "drop": "decode_failed",
         "phash": None,
     }
+    assert "fingerprint: a picture does not decode: " in caplog.text
+    assert "made/p" not in caplog.text, "an id may say whatever a source calls its pictures"
 
 
 def test_a_second_run_of_each_stage_asks_nothing_and_reports_the_same(
@@ -191,10 +196,14 @@ def test_a_captioner_is_shown_the_crop_of_eligible_rows_only(
 
 
 @pytest.mark.parametrize("kind", ["trouble", "refused"])
-def test_one_bad_picture_fails_alone(lake: Lake, run: SourceRun, captioner: FakeCaptioner, kind: str) -> None:
+def test_one_bad_picture_fails_alone(
+    lake: Lake, run: SourceRun, captioner: FakeCaptioner, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     getattr(captioner, kind).add("made/p1.jpg")
     fingerprint(lake, run)
     report = caption(lake, run)
+    assert "caption: a picture failed: " in caplog.text
+    assert "made/p" not in caplog.text
     assert (report.rows_out, report.dropped["caption_failed"]) == (3, 1)
     assert column(lake, "caption_rules_status")["p1.jpg"] == "failed"
     assert column(lake, "caption_rules")["p1.jpg"] is None

@@ -13,9 +13,9 @@ from typing import Any
 from smalti.accounting import Report
 from smalti.errors import InputError
 from smalti.lake import Lake
-from smalti.settings import MaintenanceRun, OptoutRun, ReleaseRun, SourceRun
+from smalti.settings import LakeRun, MaintenanceRun, OptoutRun, ReleaseRun, SourceRun
 
-Settings = SourceRun | ReleaseRun | MaintenanceRun | OptoutRun
+Settings = SourceRun | ReleaseRun | MaintenanceRun | OptoutRun | LakeRun
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Stage:
 
     name: str
     function: str
-    settings: type[SourceRun] | type[ReleaseRun] | type[MaintenanceRun] | type[OptoutRun]
+    settings: type[SourceRun] | type[ReleaseRun] | type[MaintenanceRun] | type[OptoutRun] | type[LakeRun]
     uses_ray: bool = False
 
     def run(self, lake: Lake, settings: Settings) -> Report:
@@ -69,6 +69,7 @@ OPTOUT_STAGES = (
     Stage("optout_prove", "smalti.optouts.apply:prove", OptoutRun),
     Stage("optout_erase", "smalti.optouts.erase:erase", OptoutRun, uses_ray=True),
     Stage("optout_remove", "smalti.optouts.remove:remove", OptoutRun, uses_ray=True),
+    Stage("optout_look", "smalti.optouts.look:look", LakeRun),
 )
 STAGES = {stage.name: stage for stage in (*SOURCE_STAGES, *RELEASE_STAGES, *MAINTENANCE_STAGES, *OPTOUT_STAGES)}
 

@@ -10,13 +10,12 @@ from pydantic import Field
 from smalti.accounting import Report
 from smalti.errors import InputError
 from smalti.lake import Lake
-from smalti.optouts.ledger import TooMany, read_step, resolve, settle
+from smalti.optouts.ledger import TooMany, resolve, settle
 from smalti.optouts.preview import Preview, look_again, read_preview, turns, why_ask
 from smalti.optouts.proof import prove as prove_request
 from smalti.optouts.receipt import KIND
 from smalti.optouts.request import Action, Answer, Request, read_answer, read_request, write_answer
 from smalti.optouts.statement import state_answer
-from smalti.optouts.status import State, standings
 from smalti.settings import OptoutRun
 
 LIMIT = "limit"
@@ -69,8 +68,9 @@ def apply(lake: Lake, run: OptoutRun) -> ApplyReport:
     turn = turns(lake, request.id)
     seen = read_preview(lake, request.id, turn) if turn else None
     limits = {} if seen is None else {request.id: max(request.confirm_above, seen.matched)}
+    looked = {} if seen is None or seen.reached is None else {request.id: seen.reached}
     try:
-        resolve(lake, [request.id], limits=limits)
+        resolve(lake, [request.id], limits=limits, looked=looked)
     except TooMany as error:
         assert seen is not None
         page = look_again(lake, request, turn + 1)
@@ -135,12 +135,6 @@ def prove(lake: Lake, run: OptoutRun) -> ProveReport:
         receipt="" if warnings else lake.optout_receipt(request.id, kind),
         page="" if warnings else lake.optout_receipt_page(request.id, kind),
     )
-
-
-def unproved(lake: Lake, before: datetime) -> list[str]:
-    """Requests that are in force since before a time and have no receipt: a tree held them up, or their run was lost. Sorted."""
-    waiting = [each for each in standings(lake) if each.state == State.RESOLVED and each.position is not None]
-    return sorted(each.id for each in waiting if read_step(lake, int(each.position or 0)).resolved < before)
 
 
 def _answer(lake: Lake, request: Request, run: OptoutRun) -> Answer:

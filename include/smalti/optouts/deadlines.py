@@ -21,15 +21,28 @@ LIMITS = {
 
 
 def due(standing: Standing) -> datetime:
-    """When a request has to have its next effect: what is erased is to be excluded as fast as what only is excluded."""
+    """When a request has to have its next effect: what is erased is to be excluded as fast as what only is excluded.
+
+    Of what came into the lake again after it was removed the time is counted from when it was found.
+    """
+    return (standing.again or standing.submitted) + _limit(standing)
+
+
+def _limit(standing: Standing) -> timedelta:
     if standing.action == Action.ERASE and standing.state != State.EXCLUDED:
-        return standing.submitted + LIMITS[Action.EXCLUDE]
-    return standing.submitted + LIMITS[standing.action]
+        return LIMITS[Action.EXCLUDE]
+    return LIMITS[standing.action]
 
 
 def overdue(standings: Iterable[Standing], now: datetime) -> list[Standing]:
     """Requests that are late, the latest first."""
     late = [each for each in standings if each.state not in ENDED and due(each) < now]
+    return sorted(late, key=lambda each: (due(each), each.id))
+
+
+def soon(standings: Iterable[Standing], now: datetime) -> list[Standing]:
+    """Requests that are not late yet and will be within a quarter of their time, so that somebody can still see to it; the first first."""
+    late = [each for each in standings if each.state not in ENDED and now <= due(each) < now + _limit(each) / 4]
     return sorted(late, key=lambda each: (due(each), each.id))
 
 
@@ -41,16 +54,24 @@ def counts(standings: Iterable[Standing]) -> dict[str, int]:
 
 def say_overdue(late: Sequence[Standing], now: datetime) -> str:
     """One line for an alert. Of a request its id and the requester's reference, nothing else."""
+    return f"{len(late)} opt-outs are overdue at {now:%Y-%m-%d %H:%M} UTC: {_named(late)}"
+
+
+def say_soon(soon: Sequence[Standing], now: datetime) -> str:
+    """The same of those for which there is still time."""
+    return f"{len(soon)} opt-outs will be overdue soon, it is {now:%Y-%m-%d %H:%M} UTC: {_named(soon)}"
+
+
+def _named(standings: Sequence[Standing]) -> str:
     named = "; ".join(
-        f"{each.id} ({each.reference}: {each.shown}, due {due(each):%Y-%m-%d %H:%M} UTC)" for each in late[:10]
+        f"{each.id} ({each.reference}: {each.shown}, due {due(each):%Y-%m-%d %H:%M} UTC)" for each in standings[:10]
     )
-    more = f", and {len(late) - 10} more" if len(late) > 10 else ""
-    return f"{len(late)} opt-outs are overdue at {now:%Y-%m-%d %H:%M} UTC: {named}{more}"
+    return f"{named}, and {len(standings) - 10} more" if len(standings) > 10 else named
 
 
 def render(standings: Sequence[Standing], now: datetime) -> str:
     """A page: every request by state, those that are late first."""
-    late = overdue(standings, now)
+    late, close = overdue(standings, now), soon(standings, now)
     by_state = counts(standings)
     head = (
         f"<p class=over>Opt-outs, {now:%Y-%m-%d %H:%M} UTC</p><h1>Requests</h1>"
@@ -61,7 +82,7 @@ def render(standings: Sequence[Standing], now: datetime) -> str:
         + figure(number(len(late)), "overdue")
         + "</div>"
     )
-    sections = [_section("Overdue", late)] if late else []
+    sections = [_section(title, found) for title, found in (("Overdue", late), ("Overdue soon", close)) if found]
     for state in State:
         found = [each for each in standings if each.state == state]
         if found:

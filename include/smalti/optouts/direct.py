@@ -14,14 +14,15 @@ from smalti.curation.load import AHEAD, ROWS, starts_of
 from smalti.curation.near import Ints
 from smalti.curation.readers import Rows
 from smalti.optouts.keys import KeyKind
+from smalti.optouts.neighbours import Neighbours
 from smalti.optouts.request import Request
-from smalti.optouts.urls import Prefixes, Tails, below, host_of, spelled_hosts, spelled_urls
+from smalti.optouts.urls import WHITE, Prefixes, Tails, below, spelled_hosts, spelled_urls
 from smalti.shards.samples import KEYS
 
 Outcome = TypeVar("Outcome")
 
 _TEXTS = {KeyKind.ID: "id", KeyKind.OWNER: "owner"}
-"""Kinds whose keys are compared with a column as it is."""
+"""Kinds whose keys are compared with a column, but for white space around it."""
 
 
 def over_chunks(reader: Rows, work: Callable[[int, int, int], Outcome]) -> Iterator[Outcome]:
@@ -126,23 +127,15 @@ class Direct:
         return keys, keys["value"].unique()
 
     @cached_property
-    def _urls(self) -> tuple[Any, Any, Prefixes, Any]:
-        """Keys by URL, those by prefix, those again, and the hosts of all of them."""
-        import polars as pl
-
-        urls, prefixes = self._of(KeyKind.URL), self._of(KeyKind.PREFIX)
-        values = pl.concat([urls["value"], prefixes["value"]]).unique()
-        hosts = pl.Series(sorted({host_of(value) for value in values}), dtype=pl.String)
-        return urls, prefixes, Prefixes(tuple(prefixes["value"].unique().sort())), hosts
+    def _urls(self) -> tuple[Any, Any]:
+        """Keys by URL, and by prefix."""
+        return self._of(KeyKind.URL), self._of(KeyKind.PREFIX)
 
     @cached_property
-    def _may_be(self) -> tuple[Tails, Any]:
-        """Ends of the keys by URL, and hosts of those by prefix: other URLs need not be spelled."""
-        import polars as pl
-
-        urls, prefixes = self._urls[:2]
-        hosts = {host_of(value) for value in prefixes["value"].unique()}
-        return Tails.of(urls["value"].unique()), pl.Series(sorted(hosts), dtype=pl.String)
+    def _may_be(self) -> tuple[Tails, Prefixes]:
+        """Other URLs need not be spelled."""
+        urls, prefixes = self._urls
+        return Tails.of(urls["value"].unique()), Prefixes(tuple(prefixes["value"].unique().sort()))
 
     def _look(self, reader: Rows, part: int, start: int, first: int) -> Any:
         """Of one chunk."""
@@ -150,7 +143,8 @@ class Direct:
 
         columns = [name for name in self._texts if name != "id" or reader.sources[part] in self._sources]
         columns += [KEYS[0]] if self._sha256[0].height else []
-        columns += ["url_host"] if self._domains[0].height or len(self._urls[3]) else []
+        columns += ["url_host"] if self._domains[0].height else []
+        columns += ["url"] if any(keys.height for keys in self._urls) else []
         none = pl.DataFrame(schema={"row": pl.Int64, "value": pl.String})
         found = [_hits(none, self._of(KeyKind.ID))]
         if not columns:
@@ -159,7 +153,8 @@ class Direct:
         frame = frame.with_columns(row=pl.int_range(first, first + frame.height, dtype=pl.Int64))
         for name in {*columns} & {*self._texts}:
             keys, values = self._texts[name]
-            found.append(_hits(frame.select("row", value=name), keys, values))
+            text = pl.col(name).str.strip_chars(WHITE) if name == "owner" else pl.col(name)  # an id has none around it
+            found.append(_hits(frame.select("row", value=text), keys, values))
 
         def more(column: str, rows: Any) -> Any:
             """Another column of some of these rows, as `value`."""
@@ -173,34 +168,29 @@ class Direct:
             if len(rows):
                 found.append(_hits(more("sha256", rows), keys, keys["value"]))
         if "url_host" in columns:
-            found += self._by_host(frame.select("row", host="url_host"), more)
+            found.append(self._by_host(frame.select("row", host="url_host")))
+        if "url" in columns:
+            found += self._by_url(frame.select("row", "url"))
         return pl.concat(found)
 
-    def _by_host(self, frame: Any, more: Callable[[str, Any], Any]) -> Iterator[Any]:
+    def _by_host(self, frame: Any) -> Any:
         """frame: row, host."""
         import polars as pl
 
-        hosts = spelled_hosts(frame["host"])
         domains, values = self._domains
-        if domains.height:
-            inside = below(hosts, values)
-            some = frame.filter(pl.col("host").is_in(inside["host"].implode()))
-            yield _hits(some.join(inside, on="host").select("row", "value"), domains)
-        urls, prefixes, cuts, wanted = self._urls
-        if not len(wanted):
-            return
-        hosts = hosts.filter(pl.col("spelled").is_in(wanted.implode()))
-        some = frame.filter(
-            pl.col("host").is_in(hosts["host"].implode()).fill_null(True)
-        )  # a URL that says no host may be a prefix's
-        if not some.height:
-            return
-        some = some.join(hosts, on="host", how="left").select("row", host="spelled").sort("row")
-        some = some.with_columns(url=more("url", some["row"])["value"]).drop_nulls("url")
-        tails, cut = self._may_be
-        some = spelled_urls(some.filter(tails.may_be("url") | pl.col("host").is_in(cut.implode()).fill_null(True)))
-        yield _hits(some.select("row", value="spelled"), urls, urls["value"])
-        yield _hits(cuts.find(some), prefixes)
+        inside = below(spelled_hosts(frame["host"]), values)
+        some = frame.filter(pl.col("host").is_in(inside["host"].implode()))
+        return _hits(some.join(inside, on="host").select("row", "value"), domains)
+
+    def _by_url(self, frame: Any) -> Iterator[Any]:
+        """frame: row, url."""
+        urls, prefixes = self._urls
+        tails, cuts = self._may_be
+        if urls.height:
+            some = spelled_urls(frame.filter(tails.may_be("url")))
+            yield _hits(some.select("row", value="spelled"), urls, urls["value"])
+        if prefixes.height:
+            yield _hits(cuts.find(spelled_urls(cuts.among(frame))), prefixes)
 
 
 def _hits(found: Any, keys: Any, values: Any = None) -> Any:
@@ -218,15 +208,19 @@ def rows_of(ids: Any, reader: Rows) -> Any:
 
     sources = set(ids.str.splitn("/", 2).struct.field("field_0").unique())
     wanted = ids.unique()
+    asked = Neighbours.of(
+        wanted.hash().to_numpy(), 0
+    )  # made once: of a million texts each chunk would make a table anew
 
     def look(part: int, start: int, first: int) -> Any:
         if reader.sources[part] not in sources:
             return pl.DataFrame(schema={"row": pl.Int64, "id": pl.String})
-        frame = reader.read(part, ["id"], start, ROWS)
-        frame = frame.with_columns(row=pl.int_range(first, first + frame.height, dtype=pl.Int64))
-        return frame.filter(pl.col("id").is_in(wanted.implode())).select("row", "id")
+        found = reader.read(part, ["id"], start, ROWS)["id"]
+        places = asked.places(found.hash().to_numpy())
+        return pl.DataFrame({"row": first + places, "id": found.gather(places)})
 
-    return pl.concat([pl.DataFrame(schema={"row": pl.Int64, "id": pl.String}), *over_chunks(reader, look)])
+    found = pl.concat([pl.DataFrame(schema={"row": pl.Int64, "id": pl.String}), *over_chunks(reader, look)])
+    return found.filter(pl.col("id").is_in(wanted.implode()))
 
 
 def as_rows(frame: Any) -> Ints:

@@ -29,7 +29,8 @@ from smalti.optouts.erasing import Erasing, OldVersion, add_erasing, pixels_of, 
 from smalti.optouts.ledger import settle, state
 from smalti.optouts.ledger_rows import read_matched
 from smalti.optouts.reach import Matcher
-from smalti.optouts.request import Action, read_request
+from smalti.optouts.receipt_erase import read_erase_receipts
+from smalti.optouts.request import Action, Request, read_request
 from smalti.optouts.resolution import Ledger
 from smalti.release.assemble import claimed_versions
 from smalti.release.latest import is_gone
@@ -58,6 +59,7 @@ class EraseReport(Report):
     versions: `<dataset>/<version>` that used them -> the version in its place; empty: there is none.
     ids: samples, in parts or only in tables.
     erased: the grace begins.
+    grace_days: that were asked for with the request.
     erasing: URI of what was written down.
     """
 
@@ -67,6 +69,7 @@ class EraseReport(Report):
     versions: dict[str, str] = Field({})
     ids: int
     erased: AwareDatetime
+    grace_days: float = 0
     erasing: str
 
 
@@ -96,7 +99,7 @@ def erase(lake: Lake, run: OptoutRun, *, match: Matcher | None = None) -> EraseR
     else:
         what = f"after {ROUNDS} rounds there still are parts or versions with what is to be erased"
         raise ConflictError(what, f"request {run.request}", "Run it again")
-    _refuse(lake, run.request, ledger)
+    request = _refuse(lake, run.request, ledger)
     erasing = written_down(lake, run.request, ledger, moved, versions, tables)
     return EraseReport(
         stage="optout_erase",
@@ -107,18 +110,21 @@ def erase(lake: Lake, run: OptoutRun, *, match: Matcher | None = None) -> EraseR
         versions={f"{each.dataset}/{each.version}": each.successor or "" for each in erasing.versions},
         ids=len(erasing.ids),
         erased=erasing.erased,
+        grace_days=request.grace_days or 0,
         erasing=lake.optout_erasing(run.request, 1),
     )
 
 
-def _refuse(lake: Lake, request: str, ledger: Ledger) -> None:
-    """Raises InputError unless this is to be erased."""
-    if read_request(lake, request).action != Action.ERASE:
+def _refuse(lake: Lake, request: str, ledger: Ledger) -> Request:
+    """The request. Raises InputError unless it is to be erased."""
+    found = read_request(lake, request)
+    if found.action != Action.ERASE:
         raise InputError(f"request {request} does not ask to erase", "opt-outs", "Hand in another one, with erase")
     if request in ledger.withdrawn:
         raise InputError(f"request {request} was taken back", "opt-outs", "Hand it in again if it is to be erased")
     if request not in ledger.resolved:
         raise InputError(f"request {request} was not applied", "opt-outs", "Run `smalti optout apply` for it first")
+    return found
 
 
 def versions_over(lake: Lake, parts: Mapping[str, object]) -> dict[tuple[str, str], frozenset[str]]:
@@ -167,7 +173,8 @@ def written_down(
         pictures=(),
         pixels=(),
     )
-    if found is not None and found.holds(now):
+    back = _came_back(lake, found, ids)
+    if found is not None and found.holds(now) and not back:
         return found
     known = frozenset() if found is None else frozenset(found.parts)
     shards = {name: at for name, at in ledger.places.get(request, {}).items() if _part_of(name) not in known}
@@ -179,12 +186,21 @@ def written_down(
     ):
         pictures |= encoded
         pixels |= decoded
-    asked = sorted(ids - (set() if found is None else {*found.ids}))
+    asked = sorted(ids - (set() if found is None or back else {*found.ids}))
     for told, decoded in map_tasks(table_digests, [*_of_tables(lake, asked)]):
         files |= told
         pixels |= decoded
     digests = {"files": files, "pictures": pictures, "pixels": pixels}
-    return add_erasing(lake, now.model_copy(update={name: tuple(sorted(each)) for name, each in digests.items()}))
+    now = now.model_copy(update={name: tuple(sorted(each)) for name, each in digests.items()})
+    return add_erasing(lake, now, again=back)
+
+
+def _came_back(lake: Lake, found: Erasing | None, ids: set[str]) -> bool:
+    """Whether tables have rows of these ids again, though it is proven that all that was written down is removed."""
+    receipts = read_erase_receipts(lake, found.request) if found is not None else []
+    if found is None or not receipts or found.erased > receipts[-1].erased:
+        return False
+    return any(True for _ in _of_tables(lake, sorted(ids.union(found.ids))))
 
 
 def old_parts(lake: Lake, request: str, ledger: Ledger, moved: Erasures, ids: set[str]) -> Iterator[str]:

@@ -36,11 +36,17 @@ def _time(when: datetime) -> str:
 def _head(receipt: EraseReceipt) -> str:
     return (
         f"<p class=over>Your reference: {escape(receipt.reference)}</p><h1>Erased</h1>"
-        f"<p class=lead>The bytes of what request <code>{escape(receipt.request)}</code> reached are removed from this lake.</p>"
+        f"<p class=lead>The bytes of what request <code>{escape(receipt.request)}</code> reached are removed from this lake.{_again(receipt)}</p>"
         f'<div class="figures">{figure(number(receipt.ids), "samples")}{figure(number(receipt.pictures), "pictures looked for")}'
         f"{figure(number(sum(each.objects for each in receipt.places)), 'objects scanned')}"
         f"{figure(_time(receipt.proved), 'found nowhere')}</div>"
     )
+
+
+def _again(receipt: EraseReceipt) -> str:
+    if receipt.number == 1:
+        return ""
+    return f" This is receipt {receipt.number}: something of it had come into the lake again, or a copy of it, after an earlier one."
 
 
 def _times(receipt: EraseReceipt) -> str:

@@ -93,12 +93,16 @@ def read_erasing(lake: Lake, request: str) -> Erasing | None:
     return found
 
 
-def add_erasing(lake: Lake, erasing: Erasing) -> Erasing:
-    """Write down what was erased, as far as it was not. Returns all of it, with the time at which the last of it was written."""
+def add_erasing(lake: Lake, erasing: Erasing, *, again: bool = False) -> Erasing:
+    """Write down what was erased, as far as it was not. Returns all of it, with the time at which the last of it was written.
+
+    Args:
+        again: whatever was written down before: it is here again.
+    """
     while True:
         numbers = [*_read_all(lake, erasing.request)]
         found = read_erasing(lake, erasing.request)
-        if found is not None and found.holds(erasing):
+        if found is not None and found.holds(erasing) and not (again and found.erased < erasing.erased):
             return found
         if objects.create_bytes(lake.optout_erasing(erasing.request, len(numbers) + 1), erasing.encode()):
             return erasing if found is None else found.with_(erasing)

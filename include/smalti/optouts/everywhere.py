@@ -26,6 +26,8 @@ class Everywhere:
     tables: MATCHED with an empty `part`, each id once; what stands in parts is here, too.
     near: MATCHED; near_found, near_unseen: see `smalti.optouts.matched.Matched`.
     unmatched: places of keys that no row has.
+    reached: MATCHED, what a step of the ledger would have; None: nothing.
+    versions: source -> version of its table.
     """
 
     rows: pa.Table
@@ -34,6 +36,8 @@ class Everywhere:
     near_found: int
     near_unseen: int
     unmatched: tuple[int, ...]
+    reached: pa.Table | None
+    versions: Mapping[str, int]
 
 
 def match_everywhere(lake: Lake, parts: Mapping[str, Part], request: Request) -> Everywhere:
@@ -61,6 +65,8 @@ def match_everywhere(lake: Lake, parts: Mapping[str, Part], request: Request) ->
         seen[0].near_found.get(request.id, 0) if seen else 0,
         seen[0].near_unseen.get(request.id, 0) if seen else 0,
         reach.without_match(request),
+        reach.found(request),
+        reach.tables.versions,
     )
 
 

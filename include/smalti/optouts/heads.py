@@ -19,14 +19,11 @@ from smalti import objects
 from smalti.errors import InputError, MissingObject
 from smalti.lake import Lake
 from smalti.objects import join_uri
-from smalti.optouts.request import Action, read_forgotten
+from smalti.optouts.request import READERS, Action, read_forgotten
 from smalti.release.skips import Model, canonical_json, compress, damaged, decompress, parse
 
 BLOCK = 128
 """Requests in a block: ten thousand are read with at most 78 + 128 requests to the store, and those that wait."""
-
-READERS = 16
-"""Requests to the store at once."""
 
 _NAME = re.compile(r"(\d{6})\.json\.gz")
 

@@ -30,6 +30,7 @@ from smalti.objects import ObjectInfo
 from smalti.optouts.parse import parse
 from smalti.optouts.request import Action, Request
 from smalti.optouts.rows import Parsed, RejectedRow
+from smalti.optouts.salt import Salt, salt_of
 from smalti.optouts.submit import hand_in
 from smalti.release.skips import sha256
 
@@ -66,11 +67,14 @@ def take_in(lake: Lake, *, quiet: float = QUIET) -> list[Taken]:
     Args:
         quiet: seconds for which a file must not have changed; of a file system alone, as elsewhere an object appears whole.
     Raises:
-        LakeError: the inbox cannot be listed.
+        LakeError: the inbox cannot be listed, or the lake's salt not be read.
+        CorruptError: the salt is damaged.
     """
     found = []
+    salt = None
     for info in _at_rest(lake, quiet):
-        taken = _take(lake, info)
+        salt = salt or salt_of(lake)
+        taken = _take(lake, info, salt)
         if taken is not None:
             log.info("%s", _line(taken))
             found.append(taken)
@@ -98,7 +102,7 @@ def _name(lake: Lake, info: ObjectInfo) -> str:
     return info.uri.removeprefix(lake.optout_inbox())
 
 
-def _take(lake: Lake, info: ObjectInfo) -> Taken | None:
+def _take(lake: Lake, info: ObjectInfo, salt: Salt) -> Taken | None:
     """One file. None: somebody else has taken it meanwhile."""
     name = _name(lake, info)
     try:
@@ -106,11 +110,12 @@ def _take(lake: Lake, info: ObjectInfo) -> Taken | None:
         if read is None:
             return None
         data, generation = read
-        taken = _request_of(lake, info, data, _submission(name, generation))
+        taken = _request_of(lake, info, data, _submission(name, generation), salt)
         removed = objects.delete_object(info.uri, generation)
         return dataclasses.replace(taken, stays=not removed and objects.exists(info.uri))
     except SmaltiError as error:
-        return Taken(sha256(name.encode())[:16], None, _nameless(error, info.uri, name), stays=True)
+        fault = nameless(str(error), info.uri, name, "a file of the inbox")
+        return Taken(salt.name_of(name.encode()), None, fault, stays=True)
 
 
 def _submission(name: str, generation: str) -> str:
@@ -118,10 +123,10 @@ def _submission(name: str, generation: str) -> str:
     return f"inbox {sha256(name.encode())} {generation}"
 
 
-def _request_of(lake: Lake, info: ObjectInfo, data: bytes, submission: str) -> Taken:
+def _request_of(lake: Lake, info: ObjectInfo, data: bytes, submission: str, salt: Salt) -> Taken:
     """The request in the ledger; or the file, and what is wrong with it, in optouts/rejected."""
     name = _name(lake, info) if info.uri.startswith("gs://") else unquote(_name(lake, info))
-    identity = sha256(submission.encode())[:16]
+    identity = salt.name_of(submission.encode())
     suffix = PurePosixPath(name).suffix.encode("ascii", "replace").decode()[:16]
     rejected = lake.optout_rejected_file(identity, f".{safe_name(suffix[1:])}" if suffix else "")
     parsed = Parsed()
@@ -167,11 +172,14 @@ def _asked(name: str, where: str) -> tuple[Action, str]:
     return Action(action), reference
 
 
-def _nameless(error: SmaltiError, uri: str, name: str) -> str:
-    """The line of an error, without the name of the file: people call pictures by what is in them."""
-    line = str(error)
+def nameless(line: str, uri: str, name: str, instead: str) -> str:
+    """The line of an error, without the name of a file: people call pictures by what is in them.
+
+    Args:
+        name: path of the file, in its bucket or below the inbox; it begins with a slash.
+    """
     for spelled in (uri, name, name[1:], quote(name[1:], safe="")):
-        line = line.replace(spelled, "a file of the inbox")
+        line = line.replace(spelled, instead) if spelled else line
     return line
 
 

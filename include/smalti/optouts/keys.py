@@ -123,6 +123,14 @@ def normalise(kind: KeyKind, value: str) -> str:
     return found
 
 
+def spelled(kind: KeyKind, text: str) -> str:
+    """What a row says, as a key would be spelled. What could be no key is left as it is, but for white space around it."""
+    try:
+        return normalise(kind, text)
+    except ValueError:
+        return text.strip()
+
+
 _UNFIT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 """Control characters, and halves of characters, which UTF-8 cannot spell."""
 

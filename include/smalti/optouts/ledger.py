@@ -27,9 +27,10 @@ import pyarrow.compute as pc
 from smalti import objects
 from smalti.errors import ConflictError, CorruptError, InputError, MissingObject
 from smalti.lake import Lake
-from smalti.optouts.ledger_rows import READERS, places_and_ids, read_matched, write_matched
+from smalti.optouts.ledger_rows import places_and_ids, read_matched, write_matched
 from smalti.optouts.reach import Matcher, Reach, Tables, read_requests
-from smalti.optouts.request import Action, Request, read_answer
+from smalti.optouts.reached import Reached
+from smalti.optouts.request import READERS, Action, Request, read_answer
 from smalti.optouts.resolution import BLOCK, Block, Ledger, Resolution
 from smalti.release.optouts import newest_position, read_snapshot
 from smalti.release.skips import M, decompress, parse
@@ -61,6 +62,7 @@ def resolve(
     *,
     match: Matcher | None = None,
     limits: Mapping[str, int] | None = None,
+    looked: Mapping[str, Reached] | None = None,
 ) -> Resolution | None:
     """Bring requests in force, or take others back, in one step; then see to parts that came meanwhile.
 
@@ -70,6 +72,7 @@ def resolve(
     Args:
         match: compares parts with requests; empty: `smalti.optouts.match`.
         limits: new request -> places in parts that it may match.
+        looked: new request -> what it was found to reach before.
     Returns: the step; None: nothing was left to do.
     Raises:
         TooMany: one would match more than its limit.
@@ -80,7 +83,7 @@ def resolve(
     _refuse(lake, asked)
     new = {each.id: each for each in asked if each.withdraws is None}
     back = {each.id: each.withdraws for each in asked if each.withdraws is not None}
-    made = _step(lake, new, back, match, limits)
+    made = _step(lake, new, back, match, limits, looked)
     settle(lake, match=match)
     return made
 
@@ -93,8 +96,8 @@ def settle(lake: Lake, *, match: Matcher | None = None) -> int:
     if not objects.exists(lake.optout_resolution(1)):
         return newest_position(lake)
     while True:
-        while _step(lake, {}, {}, match) is not None:
-            pass  # others may have come while this was done
+        while (step := _step(lake, {}, {}, match)) is not None and not step.is_idle:
+            pass  # others may have come while this was done; of tables that change all the time no more than this once
         ledger = state(lake)  # another writer may have made a step since, of which there is no snapshot yet
         complete(lake, ledger)
         if not (ledger.in_force and all_parts(lake, ledger.parts)):
@@ -143,16 +146,21 @@ def _step(
     back: Mapping[str, str],
     match: Matcher | None,
     limits: Mapping[str, int] | None = None,
+    looked: Mapping[str, Reached] | None = None,
 ) -> Resolution | None:
     """One step, under the first number that is free; None: there is nothing to do.
+
+    Dropped rows that were compared with what is in force and are nobody's are a step as well: it says so, or each call would compare
+    them again.
 
     Args:
         new: requests to bring in force.
         back: request that takes another one back -> the other one.
-        limits: see `resolve`.
+        limits, looked: see `resolve`.
     """
     ledger = Ledger()
     reach: Reach | None = None
+    overtaken = False
     while True:
         _advance(lake, ledger, _newest(lake))
         complete(lake, ledger)
@@ -165,8 +173,9 @@ def _step(
         look = bool(fresh or (force and not taken))
         parts = all_parts(lake, () if fresh else ledger.parts) if look else {}
         uncovered = sorted(parts.keys() - ledger.parts)
-        if look:
-            reach = reach or Reach(lake, match or the_matcher(), the_tables(lake))
+        if look and reach is None:
+            reach = Reach(lake, match or the_matcher(), the_tables(lake))
+            reach.take_over({name: each for name, each in (looked or {}).items() if name in fresh}, parts)
         if not (fresh or taken or uncovered or (reach is not None and reach.tables.has_dropped(ledger.tables))):
             return None
         rows = None
@@ -181,8 +190,8 @@ def _step(
                 continue
             if limits is not None:
                 check_limits(rows, {name: limits[name] for name in fresh if name in limits})
-        if not (fresh or taken or uncovered or rows is not None):
-            return None
+        if overtaken and not (fresh or taken or uncovered or rows is not None):
+            return None  # whoever was faster has looked at tables that are as new
         step = _made(lake, ledger.position + 1, fresh, taken, uncovered, rows, reach if look else None)
         if objects.create_bytes(lake.optout_resolution(step.position), step.encode()):
             ledger.add(step.as_block())
@@ -190,6 +199,7 @@ def _step(
             counts = [len(each) for each in (step.requests, step.withdrawn, step.parts)]
             log.info("opt-outs: step %d, %d requests, %d taken back, %d parts", step.position, *counts)
             return step
+        overtaken = True
 
 
 def _made(

@@ -19,11 +19,9 @@ import pyarrow.parquet as pq
 from smalti import objects
 from smalti.errors import CorruptError
 from smalti.lake import Lake
-from smalti.optouts.matched import ORDER
+from smalti.optouts.matched import KEY, ORDER
+from smalti.optouts.request import READERS
 from smalti.optouts.resolution import Places
-
-READERS = 32
-"""Requests to the store at once: 50 ms each on GCS."""
 
 PLACE = ["request", "shard", "index"]
 """What two rows of one step, or of two, agree on if they say the same."""
@@ -110,6 +108,20 @@ def requests_with_news(rows: pa.Table, known: pa.Table | None) -> set[str]:
             frame = frame.join(pl.from_arrow(known.select(["request", column])), on=["request", column], how="anti")
         news.update(frame["request"].to_list())
     return news
+
+
+def shows_its_own(rows: pa.Table) -> pa.Array:
+    """Which rows show what was asked for: bool.
+
+    An id stays out when it is delivered again, and what it shows then (a stand-in, perhaps, that a thousand ids have) is no picture that was
+    asked for. Rows do not tell that from a copy: of an id with several pictures, those that no key names count by the id alone.
+    """
+    import polars as pl
+
+    frame = pl.DataFrame(pl.from_arrow(rows.select(["request", "id", "sha256", "how"])))
+    is_named = (pl.col("how") == KEY).any().over("request", "id", "sha256")
+    is_only = pl.col("sha256").n_unique().over("request", "id") == 1
+    return frame.select(is_named | is_only).to_series().to_arrow()
 
 
 def places_and_ids(rows: pa.Table) -> tuple[Places, dict[str, tuple[str, ...]]]:

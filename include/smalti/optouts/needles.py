@@ -4,7 +4,8 @@
                                                   still knows what to look for
 
 A picture is known by the sha256 of its bytes, by that of its pixels and, wherever it lies inside something else, by rolling hashes of
-stretches of its bytes. Ids are looked for whole: `demo/1.jpg` is not in `demo/11.jpg`.
+stretches of its bytes. Ids are looked for whole: `demo/1.jpg` is not in `demo/11.jpg`, nor in `web/demo/1.jpg`. A URL that has one at
+its end names it in a log or on a page; in a row it is what another picture was found by, and only a value that is the id counts.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ _STEP = 1 << 20
 _DIVERSE = 16
 _HASHES = re.compile(r"[0-9a-f]{64,}")
 _WORD = re.compile(r"[\w-]")
+_BEFORE = re.compile(r"[\w.%:@+~=/-]*/\Z")
+_FAR = 200
 _GOES_ON = re.compile(r"[\w-]|[./][\w-]")
 
 
@@ -87,6 +90,7 @@ class Removing(Model):
         rows: "<source>/<batch>" -> ids of rows that tables lose: a batch has that much less than its ingest has put in.
         spared: sha256 of bytes and of pixels that an id showed beside what was asked for (a stand-in that it was delivered with later,
             perhaps): others may show the same.
+        listed: `smalti.optouts.removed.object_digest` of the objects at `places`, as inventories have listed them before they lost them.
     """
 
     version: Literal[1] = 1
@@ -98,6 +102,7 @@ class Removing(Model):
     pictures: tuple[Needle, ...] = ()
     rows: dict[str, tuple[str, ...]] = Field({})
     spared: tuple[str, ...] = ()
+    listed: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         return (self.model_dump_json(indent=1) + "\n").encode()
@@ -105,17 +110,19 @@ class Removing(Model):
     def joined(self, other: Removing) -> Removing:
         """With what the other one has as well; begun when this one was."""
         pictures = {(each.kind, each.sha256): each for each in (*other.pictures, *self.pictures)}
+        wanted = {digest for each in pictures.values() for digest in (each.sha256, each.pixels)}
         return self.model_copy(
             update={
                 "ids": tuple(sorted({*self.ids, *other.ids})),
                 "places": tuple(sorted({*self.places, *other.places})),
                 "parts": tuple(sorted({*self.parts, *other.parts})),
+                "listed": tuple(sorted({*self.listed, *other.listed})),
                 "pictures": tuple(pictures[key] for key in sorted(pictures)),
                 "rows": {
                     batch: tuple(sorted({*self.rows.get(batch, ()), *other.rows.get(batch, ())}))
                     for batch in sorted({*self.rows, *other.rows})
                 },
-                "spared": tuple(sorted({*self.spared, *other.spared})),
+                "spared": tuple(sorted({*self.spared, *other.spared} - wanted)),
             }
         )
 
@@ -204,6 +211,19 @@ def _stretches(data: bytes) -> Iterator[Stretch]:
             yield Stretch(rolled=int(rolled(some)[0]), sha256=hashlib.sha256(some).hexdigest())
 
 
+Ids = Literal["value", "word", "anywhere"]
+"""Where an id counts in a text: it is the text; no longer one stands there; or anything may stand beside it (of bytes that are no text)."""
+
+
+def _in_longer(text: str, at: int) -> bool:
+    """Whether what begins here goes on a relative path: `web/demo/1.jpg` is another sample. What a URL or an absolute path ends with is none."""
+    if text[at - 1] != "/":
+        return False
+    found = _BEFORE.search(text, max(0, at - _FAR), at)
+    before = found.group() if found else "/"
+    return not (before.startswith("/") or "://" in before)
+
+
 @dataclass(frozen=True)
 class Seeker:
     """Looks for what is to be found nowhere. What it returns says what was found, and never which id.
@@ -267,15 +287,11 @@ class Seeker:
         every = [some for each in self.removing.pictures for some in each.stretches]
         return np.unique(np.array([each.rolled for each in every], np.uint64)), frozenset(e.sha256 for e in every)
 
-    def text(self, text: str, *, whole: bool = True) -> Iterator[str]:
-        """What a text says of it.
-
-        Args:
-            whole: an id counts only where no longer one stands; of bytes that are no text, anything may stand beside it.
-        """
+    def text(self, text: str, ids: Ids = "word") -> Iterator[str]:
+        """What a text says of it."""
         if hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() in self._places:
             yield "a place that it was delivered from"
-        if self._says_id(text, whole):
+        if text in self.ids if ids == "value" else self._says_id(text, ids == "word"):
             yield "an id"
         for found in _HASHES.finditer(text) if len(text) >= 64 else ():
             run = found.group()
@@ -288,7 +304,7 @@ class Seeker:
             start, begin = f"{source}/", 0
             while (at := text.find(start, begin)) >= 0:
                 begin = at + 1
-                if whole and at and _WORD.match(text[at - 1]):
+                if whole and at and (_WORD.match(text[at - 1]) or _in_longer(text, at)):
                     continue
                 first = at + len(start)
                 for length in lengths:

@@ -13,7 +13,7 @@ from smalti import objects
 from smalti.curation.readers import PartReader
 from smalti.errors import MissingObject
 from smalti.lake import Lake
-from smalti.optouts.ledger_rows import in_order
+from smalti.optouts.ledger_rows import in_order, shows_its_own
 from smalti.release.optouts import OptoutSnapshot
 from smalti.shards.part import Part
 
@@ -56,7 +56,7 @@ class Places:
         return cls(
             rows,
             frozenset(matched["id"].to_pylist()),
-            _pictures(matched),
+            frozenset(matched.filter(shows_its_own(matched))["sha256"].to_pylist()),
             frozenset(key for key, how in keys if how == "key"),
             shards,
         )
@@ -128,19 +128,3 @@ class Places:
             )
         found: tuple[Any, Any, Any] = self._frames[source]
         return found
-
-
-def _pictures(matched: pa.Table) -> frozenset[str]:
-    """sha256 of what may be nobody else's.
-
-    An id stays out when it is delivered again, and what it shows then (a stand-in, perhaps) is no picture that was asked for. Rows
-    do not tell that from a copy: of an id with several pictures, those that no key names are looked for by the id alone.
-    """
-    columns = (matched[name].to_pylist() for name in ("id", "sha256", "how"))
-    pictures: dict[str, dict[str, bool]] = {}
-    for name, sha256, how in zip(*columns, strict=True):
-        named = pictures.setdefault(name, {})
-        named[sha256] = named.get(sha256, False) or how == "key"
-    return frozenset(
-        sha256 for named in pictures.values() for sha256, by_key in named.items() if by_key or len(named) == 1
-    )

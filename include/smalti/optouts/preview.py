@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +17,8 @@ from smalti import objects
 from smalti.accounting import Report
 from smalti.lake import Lake
 from smalti.optouts.ledger import all_parts
-from smalti.optouts.request import Action, Request, read_answer, read_request, refuse_forgotten
+from smalti.optouts.reached import Reached, store_reached
+from smalti.optouts.request import Action, Request, has_turn, read_answer, read_request, refuse_forgotten
 from smalti.release.latest import live_versions
 from smalti.release.skips import Model, canonical_json, compress, decompress, parse, sha256
 from smalti.settings import OptoutRun
@@ -60,13 +62,31 @@ class Preview(Model):
     unmatched: int = Field(description="keys that match nothing")
     shown: tuple[Listed, ...] = Field(description="the first matches, those that keys name before copies")
     shown_near: tuple[Listed, ...] = ()
+    was: str = Field(
+        "", description="digest of what it was before ids of erased samples were taken out; empty: none were"
+    )
+    reached: Reached | None = Field(None, description="what it is applied from; of a query, or once outdated, nothing")
 
     def encode(self) -> bytes:
-        """The content that `Answer.preview_sha256` is of."""
-        return canonical_json(self.model_dump(mode="json"))
+        """The object's content."""
+        unused = {name for name in ("was", "reached") if not getattr(self, name)}
+        return canonical_json(self.model_dump(mode="json", exclude=unused))
 
     def digest(self) -> str:
-        return sha256(self.encode())
+        """What `Answer.preview_sha256` says: of the content that a person has seen."""
+        return self.was or sha256(self.encode())
+
+    def without(self, names: Callable[[str], bool], mark: str) -> Preview:
+        """With a mark in place of the ids that `names` something. Counts, and the digest, stay what they were."""
+
+        def kept(listed: Sequence[Listed]) -> tuple[Listed, ...]:
+            nothing = {"id": mark, "shard": None, "index": None}
+            return tuple(each.model_copy(update=nothing) if names(each.id) else each for each in listed)
+
+        shown, near = kept(self.shown), kept(self.shown_near)
+        if (shown, near) == (self.shown, self.shown_near):
+            return self
+        return self.model_copy(update={"shown": shown, "shown_near": near, "was": self.digest(), "reached": None})
 
 
 class PreviewReport(Report):
@@ -98,7 +118,7 @@ def preview(lake: Lake, run: OptoutRun) -> PreviewReport:
     request = read_request(lake, run.request)
     refuse_forgotten(request)
     turn = max(1, turns(lake, request.id))
-    found = read_preview(lake, request.id, turn) or _make(lake, request, turn)
+    found = _stored(lake, request, turn)
     answer = read_answer(lake, request.id)
     why = "" if answer is not None and answer.apply else why_ask(request, found.matched)
     log.info("opt-out %s: %d places match, %d nearly", request.id, found.matched, found.near)
@@ -141,9 +161,9 @@ def why_ask(request: Request, matched: int) -> str:
 
 
 def turns(lake: Lake, request: str) -> int:
-    """How many previews a request has; the last one is the one to answer."""
+    """How often a request was looked at; the last preview is the one to answer."""
     turn = 0
-    while objects.exists(lake.optout_preview(request, turn + 1)):
+    while has_turn(lake, request, turn + 1):
         turn += 1
     return turn
 
@@ -157,17 +177,36 @@ def read_preview(lake: Lake, request: str, turn: int | None = None) -> Preview |
 
 def look_again(lake: Lake, request: Request, turn: int) -> str:
     """Make the preview of a turn, or find it: from then on the request waits for an answer to it. Returns its page."""
-    read_preview(lake, request.id, turn) or _make(lake, request, turn)
+    _stored(lake, request, turn)
     return lake.optout_preview_page(request.id, turn)
+
+
+def _stored(lake: Lake, request: Request, turn: int) -> Preview:
+    """The preview of a turn, and its page: made of what is stored, as another run may have stored another one first;
+    or made again, as a removal may have taken it."""
+    found = read_preview(lake, request.id, turn) or _make(lake, request, turn)
+    page = lake.optout_preview_page(request.id, turn)
+    if not objects.exists(page):
+        objects.create_bytes(page, page_of(lake, request, found))
+    return found
+
+
+def page_of(lake: Lake, request: Request, found: Preview) -> bytes:
+    """The page that a preview is confirmed by."""
+    from smalti.optouts.preview_page import render
+
+    return render(lake, request, found).encode()
 
 
 def _make(lake: Lake, request: Request, turn: int) -> Preview:
     from smalti.optouts.everywhere import match_everywhere
-    from smalti.optouts.preview_page import render
 
-    made = _preview(lake, request, match_everywhere(lake, all_parts(lake), request))
-    page = render(lake, request, made).encode()  # before the preview: whoever finds that finds its page
-    objects.create_bytes(lake.optout_preview_page(request.id, turn), page)
+    parts = all_parts(lake)
+    seen = match_everywhere(lake, parts, request)
+    made = _preview(lake, request, seen)
+    if request.action != Action.QUERY:
+        reached = store_reached(lake, seen.reached, parts, seen.versions, seen.unmatched)
+        made = made.model_copy(update={"reached": reached})
     objects.create_bytes(lake.optout_preview(request.id, turn), compress(made.encode()))
     found = read_preview(lake, request.id, turn)
     assert found is not None

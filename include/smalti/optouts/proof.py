@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from smalti import objects
 from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.lake import Lake
-from smalti.optouts.ledger import all_parts, read_step, settle, state, the_matcher
+from smalti.optouts.ledger import all_parts, complete, read_step, settle, state, the_matcher
 from smalti.optouts.ledger_rows import read_matched
 from smalti.optouts.places import Places
 from smalti.optouts.proof_releases import Releases
@@ -118,6 +118,7 @@ def _settled(lake: Lake, request: str, match: Matcher | None) -> tuple[Ledger, d
     while True:
         settle(lake, match=match)
         ledger, parts = state(lake), all_parts(lake)
+        complete(lake, ledger)  # a step may have come since, of which there is no snapshot yet
         if request in ledger.withdrawn or request not in ledger.resolved:
             what = "it was taken back" if request in ledger.withdrawn else "it was not applied"
             raise InputError(

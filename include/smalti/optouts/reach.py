@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 
 from smalti.lake import Lake
 from smalti.optouts.ledger_rows import (
-    READERS,
     in_order,
     not_in,
     read_matched,
@@ -29,8 +28,8 @@ from smalti.optouts.ledger_rows import (
     together,
     without_doubles,
 )
-from smalti.optouts.matched import KEY
-from smalti.optouts.request import Request, read_request
+from smalti.optouts.reached import Reached, read_reached
+from smalti.optouts.request import READERS, Request, read_request
 from smalti.optouts.resolution import Ledger
 from smalti.shards.part import Part
 
@@ -66,7 +65,7 @@ class Tables(Protocol):
     def versions(self) -> Mapping[str, int]:
         """By source."""
 
-    def match(self, requests: Sequence[Request], known: pa.Table | None) -> pa.Table:
+    def match(self, requests: Sequence[Request], known: pa.Table | None) -> Found:
         """Rows that requests reach; they have no place."""
 
     def dropped(self, requests: Sequence[Request], known: pa.Table | None, seen: Mapping[str, int]) -> pa.Table:
@@ -88,7 +87,6 @@ class Reach:
     looked: dict[str, set[str]] = field(default_factory=dict)
     tabled: set[str] = field(default_factory=set)
     unmatched: dict[str, set[int]] = field(default_factory=dict)
-    named: dict[str, set[int]] = field(default_factory=dict)
 
     def of(
         self, ledger: Ledger, fresh: Mapping[str, Request], force: Collection[str], parts: Mapping[str, Part]
@@ -103,20 +101,42 @@ class Reach:
         uncovered = parts.keys() - ledger.parts
         wanted = dict.fromkeys(force, uncovered) | {name: set(parts) for name in fresh}
         news = self.tables.has_dropped(ledger.tables) if set(force) - self.tabled else False
-        todo: dict[tuple[frozenset[str], bool], list[str]] = {}
+        groups: dict[tuple[frozenset[str], bool], list[str]] = {}
         for name, names in wanted.items():
             left = frozenset(names - self.looked.get(name, set()))
             if left or (name not in self.tabled and (name in fresh or news)):
-                todo.setdefault((left, name in fresh), []).append(name)
+                groups.setdefault((left, name in fresh), []).append(name)
                 self.looked.setdefault(name, set()).update(left)
         self.held |= fresh
-        unread = [name for each in todo.values() for name in each if name not in self.held]
+        unread = [name for each in groups.values() for name in each if name not in self.held]
         self.held |= {each.id: each for each in read_requests(self.lake, unread)}
         compared = [name for name in force if name in self.looked]
         told = read_matched(self.lake, ledger.matched, compared) if compared else None
-        for (left, is_fresh), each in todo.items():
+        for (left, is_fresh), each in groups.items():
             self._add([self.held[name] for name in each], told, parts, left, None if is_fresh else ledger.tables)
         return self._new(wanted, told)
+
+    def take_over(self, found: Mapping[str, Reached], parts: Collection[str]) -> None:
+        """Go on from what requests were found to reach before, where that holds: what came since is left to compare.
+
+        Args:
+            found: by request.
+            parts: every committed part, by `<source>/<part>`.
+        """
+        for name, each in found.items():
+            if not each.holds(parts):
+                continue
+            is_there, rows = read_reached(self.lake, each, name)
+            if not is_there:
+                continue
+            self.rows = together([self.rows, rows])
+            self.looked[name], self.unmatched[name] = set(each.parts), set(each.unmatched)
+            if each.tables == self.tables.versions:
+                self.tabled.add(name)
+
+    def found(self, request: Request) -> pa.Table | None:
+        """What a request reaches, as a step has it; None: nothing."""
+        return self._new([request.id], None)
 
     def _add(
         self,
@@ -154,11 +174,11 @@ class Reach:
         self.tabled.update(each.id for each in requests)
         known = _of(together([told, self.rows]), requests)
         tables = self.tables
-        rows = tables.match(requests, known) if seen is None else tables.dropped(requests, known, seen)
-        for name, key, how in zip(*(rows[each].to_pylist() for each in ("request", "key", "how")), strict=True):
-            if how == KEY:
-                self.named.setdefault(name, set()).add(key)
-        return self._keep(rows, known)
+        if seen is not None:
+            return self._keep(tables.dropped(requests, known, seen), known)
+        found = tables.match(requests, known)
+        self._note(requests, found)
+        return self._keep(found.rows, known)
 
     def _in_parts(
         self, requests: Sequence[Request], told: pa.Table | None, parts: Mapping[str, Part], names: Sequence[str]
@@ -168,10 +188,13 @@ class Reach:
             return set()
         known = _of(together([told, self.rows]), requests)
         found = self.match(self.lake, [parts[name] for name in names], requests, known=known)
+        self._note(requests, found)
+        return self._keep(found.rows, known)
+
+    def _note(self, requests: Sequence[Request], found: Found) -> None:
         for request in requests:
             without = set(found.unmatched.get(request.id, ()))
             self.unmatched[request.id] = self.unmatched.get(request.id, without) & without
-        return self._keep(found.rows, known)
 
     def _keep(self, rows: pa.Table, known: pa.Table | None) -> set[str]:
         new = not_in(rows, known)
@@ -180,8 +203,7 @@ class Reach:
 
     def without_match(self, request: Request) -> tuple[int, ...]:
         """Keys that name nothing, in parts or in tables."""
-        missed = self.unmatched.get(request.id, set(range(len(request.keys))))
-        return tuple(sorted(missed - self.named.get(request.id, set())))
+        return tuple(sorted(self.unmatched.get(request.id, range(len(request.keys)))))
 
     def _new(self, asked: Collection[str], told: pa.Table | None) -> pa.Table | None:
         """What was found and the ledger does not have, of requests that the step is about."""

@@ -2,6 +2,7 @@
 
 optouts/receipts/<request>/erase.json      EraseReceipt, create-only
 optouts/receipts/<request>/erase.html      the same as a page
+.../erase-2.json, erase-2.html             of what came into the lake later (`smalti.optouts.look`), and so on; the first stays
 
 It names no sample: the first receipt does.
 """
@@ -58,15 +59,18 @@ class EraseReceipt(Model):
     """What became of a request to erase.
 
     Attributes:
+        number: among the receipts of the request's removals.
         erased: when no part that counts, and no version that is served, held any of the samples any more.
         removing, proved: when the removal of the bytes began; when the scan had found nothing.
         ids, pictures: samples, and pictures as delivered and as stored, that were looked for.
         rows: that the tables lost by the run that proved it.
         allowed: objects of the ledger and receipts that name samples: what was asked, and what was done.
         noncurrent, soft_deleted: generations that the store kept of former objects: removed, and out of reach.
+        tables: source -> version of its table before the scan: at that version none of the samples is in it.
     """
 
     version: Literal[1] = 1
+    number: int = Field(1, ge=1)
     request: str
     reference: str
     action: Action
@@ -84,27 +88,42 @@ class EraseReceipt(Model):
     allowed: int = Field(ge=0)
     places: tuple[Place, ...]
     unreachable: tuple[Unreachable, ...]
+    tables: dict[str, int] = Field({})
 
     def encode(self) -> bytes:
         """The object that is stored."""
         return (self.model_dump_json(indent=1) + "\n").encode()
 
 
-def read_erase_receipt(lake: Lake, request: str) -> EraseReceipt | None:
-    """The receipt; None: there is none yet. Raises CorruptError."""
-    uri = lake.optout_receipt(request, KIND)
+def kind_of(number: int) -> str:
+    """Name of the receipt of a request's first, second, ... removal among its receipts."""
+    return KIND if number == 1 else f"{KIND}-{number}"
+
+
+def read_erase_receipt(lake: Lake, request: str, number: int = 1) -> EraseReceipt | None:
+    """A receipt; None: there is none yet. Raises CorruptError."""
+    uri = lake.optout_receipt(request, kind_of(number))
     found = objects.read_versioned(uri)
     return None if found is None else parse(EraseReceipt, found[0], uri)
 
 
+def read_erase_receipts(lake: Lake, request: str) -> list[EraseReceipt]:
+    """Those of all its removals, in their order. Raises CorruptError."""
+    found: list[EraseReceipt] = []
+    while (receipt := read_erase_receipt(lake, request, len(found) + 1)) is not None:
+        found.append(receipt)
+    return found
+
+
 def store_erase_receipt(lake: Lake, receipt: EraseReceipt) -> EraseReceipt:
-    """Store a receipt and its page, or find those that are there: the first one counts."""
+    """Store a receipt and its page, or find those that are there: the first one of its number counts."""
     from smalti.optouts.erase_page import render
 
-    objects.create_bytes(lake.optout_receipt(receipt.request, KIND), receipt.encode())
-    stored = read_erase_receipt(lake, receipt.request)
+    kind = kind_of(receipt.number)
+    objects.create_bytes(lake.optout_receipt(receipt.request, kind), receipt.encode())
+    stored = read_erase_receipt(lake, receipt.request, receipt.number)
     assert stored is not None
-    objects.create_bytes(lake.optout_receipt_page(receipt.request, KIND), render(stored).encode())
+    objects.create_bytes(lake.optout_receipt_page(receipt.request, kind), render(stored).encode())
     return stored
 
 

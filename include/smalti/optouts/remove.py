@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from pydantic import Field
 
@@ -28,20 +28,22 @@ from smalti.optouts.generations import Kept, remove_generations
 from smalti.optouts.ledger import state
 from smalti.optouts.needles import Removing, Seeker
 from smalti.optouts.receipt_erase import (
-    KIND,
     EraseReceipt,
     Place,
     Rewritten,
     Succeeded,
-    read_erase_receipt,
+    kind_of,
+    read_erase_receipts,
     still_elsewhere,
     store_erase_receipt,
 )
 from smalti.optouts.remove_small import is_allowed, remove_small
 from smalti.optouts.remove_tables import remove_rows
+from smalti.optouts.remove_unfinished import remove_unfinished
 from smalti.optouts.request import Action, Request, read_request
-from smalti.optouts.scan import Finding, Scanned, scan
+from smalti.optouts.scan import UNREADABLE, Finding, Scanned, scan
 from smalti.optouts.scan_tables import unnamed_files
+from smalti.optouts.tables import Tables, sources_with_table
 from smalti.optouts.take_down import take_down
 from smalti.release.assemble import claimed_versions
 from smalti.release.latest import is_gone
@@ -84,7 +86,8 @@ class _Done:
 
 
 def remove(lake: Lake, run: OptoutRun, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> RemoveReport:
-    """Remove what a request erased, and prove it. A second time the receipt that is there is reported.
+    """Remove what a request erased, and prove it. A second time the receipt that is there is reported, unless more was erased since:
+    that is removed as well, and has a receipt of its own.
 
     Raises:
         InputError: the request does not erase, was taken back, its parts are not erased yet, its grace is not over, or something
@@ -93,10 +96,10 @@ def remove(lake: Lake, run: OptoutRun, *, now: Callable[[], datetime] = lambda: 
     """
     began = time.monotonic()
     request = read_request(lake, run.request)
-    receipt = read_erase_receipt(lake, request.id)
-    if receipt is not None:
-        store_erase_receipt(lake, receipt)  # its page may be missing
-        return _report(lake, request, began, _Done(), sum(each.objects for each in receipt.places))
+    receipts = read_erase_receipts(lake, request.id)
+    if receipts and not _is_more(lake, receipts[-1]):
+        receipt = store_erase_receipt(lake, receipts[-1])  # its page may be missing
+        return _report(lake, request, began, _Done(), sum(each.objects for each in receipt.places), receipt.number)
     erasing = _ready(lake, request, run, now())
     refs = references(lake)
     removing = take_down(lake, request, erasing)
@@ -104,21 +107,31 @@ def remove(lake: Lake, run: OptoutRun, *, now: Callable[[], datetime] = lambda: 
     seeker, done = Seeker(removing, erasing), _Done()
     _tables(lake, seeker, done)
     _parts(lake, removing, done)
+    _unfinished(lake, seeker, done, now().timestamp(), run.grace_days * 86400)
     _versions(lake, removing, erasing, refs, done)
     small = remove_small(lake, seeker, refs)
     done.objects.update(small.objects)
     done.rewritten.update(small.rewritten)
     kept = remove_generations(lake, seeker, done.folders, frozenset(done.kept))
+    tables = Tables.open(lake).versions
     scanned = scan(lake, seeker)
     left = [each for each in scanned.findings if not is_allowed(lake, each.uri)]
     waiting = _waiting(lake, left)
+    number = len(receipts) + 1
     if waiting:
-        return _report(lake, request, began, done, sum(scanned.objects.values()), waiting)
-    _refuse_left(request, left)
+        return _report(lake, request, began, done, sum(scanned.objects.values()), number, waiting)
+    _refuse_left(lake, request, left)
     named = len({each.uri for each in scanned.findings})
-    store_erase_receipt(lake, _receipt(request, removing, erasing, done, kept, scanned, named, now()))
+    receipt = _receipt(request, removing, erasing, done, kept, scanned, named, now())
+    store_erase_receipt(lake, receipt.model_copy(update={"number": number, "tables": tables}))
     log.info("opt-outs: request %s (%s): erased, and found nowhere", request.id, request.reference)
-    return _report(lake, request, began, done, sum(scanned.objects.values()))
+    return _report(lake, request, began, done, sum(scanned.objects.values()), number)
+
+
+def _is_more(lake: Lake, receipt: EraseReceipt) -> bool:
+    """Whether anything was erased after what a receipt is about."""
+    erasing = read_erasing(lake, receipt.request)
+    return erasing is not None and erasing.erased > receipt.erased
 
 
 def _ready(lake: Lake, request: Request, run: OptoutRun, now: datetime) -> Erasing:
@@ -133,12 +146,12 @@ def _ready(lake: Lake, request: Request, run: OptoutRun, now: datetime) -> Erasi
     erasing = read_erasing(lake, request.id)
     if erasing is None:
         raise InputError("its parts are not erased yet", uri, f"Run `smalti optout erase {request.id}` first")
-    over = erasing.erased + timedelta(days=run.grace_days)
+    over = erasing.erased + request.grace(run.grace_days)
     if now < over:
         raise InputError(
             f"its grace is not over: training runs that read the old parts may end until {over:%Y-%m-%d %H:%M} UTC",
             uri,
-            "Run it again then, or with fewer --grace-days",
+            "Run it again then, or with fewer --grace-days, but no fewer than the request itself says",
         )
     return erasing
 
@@ -167,14 +180,11 @@ def _refuse_used(lake: Lake, removing: Removing, refs: References) -> None:
 
 def _tables(lake: Lake, seeker: Seeker, done: _Done) -> None:
     ids = sorted(seeker.ids)
-    for name in objects.list_names(lake.tables()):
-        uri = f"{lake.tables()}/{name}"
-        if name.endswith(".lance"):
-            source = f"{name.removesuffix('.lance')}/"
-            mine = [each for each in ids if each.startswith(source)]
-            if mine:
-                done.rows += remove_rows(uri, mine)
-                done.folders.append(uri)
+    for source in sources_with_table(lake):
+        mine = [each for each in ids if each.startswith(f"{source}/")]
+        if mine:
+            done.rows += remove_rows(lake.table(source), mine)
+            done.folders.append(lake.table(source))
 
 
 def _parts(lake: Lake, removing: Removing, done: _Done) -> None:
@@ -186,6 +196,12 @@ def _parts(lake: Lake, removing: Removing, done: _Done) -> None:
         held += [info.uri for info in objects.list_objects(lake.part_progress(source, name))]
         _delete(lake, sorted(held, key=lambda uri: (uri != commit, uri)), done)
         done.folders += [lake.part(source, name), lake.part_progress(source, name)]
+
+
+def _unfinished(lake: Lake, seeker: Seeker, done: _Done, now: float, grace: float) -> None:
+    gone, folders = remove_unfinished(lake, seeker, now, grace)
+    done.objects.update({"parts": gone} if gone else {})
+    done.folders += folders
 
 
 def _versions(lake: Lake, removing: Removing, erasing: Erasing, refs: References, done: _Done) -> None:
@@ -242,16 +258,25 @@ def _waiting(lake: Lake, left: list[Finding]) -> list[str]:
     ]
 
 
-def _refuse_left(request: Request, left: list[Finding]) -> None:
+def _refuse_left(lake: Lake, request: Request, left: list[Finding]) -> None:
     if not left:
         return
     for each in left:
         log.error("opt-outs: request %s: left: %s", request.id, each)
     more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+    if left[0].what == UNREADABLE:
+        raise CorruptError(
+            f"{UNREADABLE}: nothing shows whether it holds what was erased{more}",
+            left[0].uri,
+            "Restore it, or remove it if nothing needs it; then remove again",
+        )
+    is_part = left[0].uri.startswith(f"{lake.parts_root()}/")
     raise CorruptError(
         f"{left[0].what} was found that may not be there{more}",
         f"{left[0].uri}{f' ({left[0].where})' if left[0].where else ''}",
-        "If it is a file in the inbox, let it be handed in; otherwise find out what wrote it; then remove again",
+        "If it is of a part that is being written, or was not long ago, remove again once the grace is over since"
+        if is_part
+        else "If it is a file in the inbox, let it be handed in; otherwise find out what wrote it; then remove again",
     )
 
 
@@ -301,7 +326,13 @@ def _receipt(
 
 
 def _report(
-    lake: Lake, request: Request, began: float, done: _Done, scanned: int, waiting: list[str] | None = None
+    lake: Lake,
+    request: Request,
+    began: float,
+    done: _Done,
+    scanned: int,
+    number: int,
+    waiting: list[str] | None = None,
 ) -> RemoveReport:
     return RemoveReport(
         stage="optout_remove",
@@ -313,6 +344,6 @@ def _report(
         rewritten=dict(sorted(done.rewritten.items())),
         rows=done.rows,
         scanned=scanned,
-        receipt="" if waiting else lake.optout_receipt(request.id, KIND),
-        page="" if waiting else lake.optout_receipt_page(request.id, KIND),
+        receipt="" if waiting else lake.optout_receipt(request.id, kind_of(number)),
+        page="" if waiting else lake.optout_receipt_page(request.id, kind_of(number)),
     )

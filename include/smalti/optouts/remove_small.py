@@ -8,8 +8,11 @@ is a page, or holds nothing else, is deleted.
 | staging/, progress/: parquet | rows go that name a sample; a checkpoint without rows goes |
 | staging/, progress/, runs/, gc/: json | values that name a sample say `(erased)` |
 | runs/, optouts/rejected/: text, jsonl | lines that name a sample say `(erased)` |
-| progress/**/pilot/, optouts/requests/*/preview.*, optouts/rejected/files/ | the object goes |
-| releases/*/curations/, versions that were given up | the object goes, if no version that counts uses it |
+| optouts/requests/*/preview.json.gz | ids say `(erased)`; counts and the digest stay, and so do the turns and answers that rest on it |
+| optouts/requests/*/preview.html | the page goes; while its request waits for an answer, it is made anew without them |
+| progress/**/pilot/, optouts/rejected/files/ | the object goes |
+| releases/*/curations/ | the whole curation goes, if no version that counts uses it, nor one that is being built |
+| versions that were given up | the object goes |
 """
 
 from __future__ import annotations
@@ -17,17 +20,25 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from smalti import objects
-from smalti.lake import LEDGER_AND_RECEIPTS, SMALL_OBJECTS, Kind, Lake
+from smalti.lake import LEDGER_AND_RECEIPTS, NO_SMALL_OBJECTS, SMALL_OBJECTS, Kind, Lake
+from smalti.maintenance.garbage import sweep, write_mark
 from smalti.maintenance.live import References
-from smalti.optouts.needles import Seeker
-from smalti.optouts.scan import Finding, look_into, values_found
+from smalti.maintenance.marks import Doomed, OpenCollection, read_mark
+from smalti.optouts.needles import Ids, Seeker
+from smalti.optouts.preview import Preview, page_of, read_preview, turns
+from smalti.optouts.request import Action, read_answer, read_request
+from smalti.optouts.scan import UNREADABLE, Finding, look_into, values_found
 from smalti.release.latest import is_gone
+from smalti.release.skips import compress, decompress, parse
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 ERASED = "(erased)"
 """Stands where something named a sample."""
@@ -43,14 +54,17 @@ def is_allowed(lake: Lake, uri: str) -> bool:
 
 @dataclass
 class Removed:
-    """What became of the objects. `left`: what nothing may be done about."""
+    """What became of the objects. `pages`: requests that lost a page of theirs."""
 
     objects: Counter[str] = field(default_factory=Counter)
     rewritten: Counter[str] = field(default_factory=Counter)
-    left: list[Finding] = field(default_factory=list)
+    pages: set[str] = field(default_factory=set)
 
     def gone(self, lake: Lake, uri: str) -> None:
         self.objects[_top(lake, uri)] += 1
+        request = uri.removeprefix(f"{lake.optout_requests()}/").partition("/")[0]
+        if uri.startswith(f"{lake.optout_folder(request)}/"):
+            self.pages.add(request)
 
     def replaced(self, lake: Lake, uri: str) -> None:
         self.rewritten[_top(lake, uri)] += 1
@@ -66,6 +80,9 @@ def remove_small(lake: Lake, seeker: Seeker, refs: References) -> Removed:
     for uri in small_objects(lake):
         if not is_allowed(lake, uri):
             _clean(lake, uri, seeker, refs, removed)
+    _curations(lake, seeker, removed)
+    for request in sorted(removed.pages):
+        _page_again(lake, request, seeker)
     for info in objects.list_attempts(lake.root):
         if look_at_bytes(seeker, info.uri):  # what a killed writer left; one that lives fails, and does it again
             objects.delete_object(info.uri)
@@ -74,10 +91,10 @@ def remove_small(lake: Lake, seeker: Seeker, refs: References) -> Removed:
 
 
 def small_objects(lake: Lake) -> Iterator[str]:
-    """URIs below everything but parts and tables; of versions, what is beside the streams and the tree."""
+    """URIs below everything but parts and tables; of datasets, what is beside curations, streams and trees."""
     for top in TOPS:
         for info in objects.list_objects(f"{lake.root}/{top}"):
-            if "/tree/" not in info.uri and "/streams/" not in info.uri:
+            if not NO_SMALL_OBJECTS.fullmatch(info.uri.removeprefix(f"{lake.root}/")):
                 yield info.uri
 
 
@@ -96,20 +113,25 @@ def _clean(lake: Lake, uri: str, seeker: Seeker, refs: References, removed: Remo
         if not findings:
             return
         remedy = remedy_of(lake, uri, refs)
-        if remedy is None or (remedy != "object" and any(seeker.text(uri))):
-            removed.left += findings
-            return
+        if remedy is None or _is_dark(uri, findings, remedy) or (remedy != "object" and any(seeker.text(uri))):
+            return  # the scan names it
         after = None if remedy == "object" else _WITHOUT[remedy](data, seeker)
         if after is None:
             if objects.delete_object(uri, generation):
                 removed.gone(lake, uri)
                 return
         elif after == data:
-            removed.left += findings  # what was found is nothing that this can take out
-            return
+            return  # what was found is nothing that this can take out
         elif objects.swap_bytes(uri, after, generation):
             removed.replaced(lake, uri)
             return
+
+
+def _is_dark(uri: str, findings: list[Finding], remedy: Kind) -> bool:
+    """Whether nothing shows that an object names a sample, but that it cannot be read; or it cannot be, and holds rows of others."""
+    return {each.what for each in findings} == {UNREADABLE} or (
+        remedy in ("rows", "preview") and Finding(uri, "", UNREADABLE) in findings
+    )
 
 
 def remedy_of(lake: Lake, uri: str, refs: References) -> Kind | None:
@@ -120,8 +142,6 @@ def remedy_of(lake: Lake, uri: str, refs: References) -> Kind | None:
             return remedy
     steps = path.split("/")
     if steps[0] == "releases" and len(steps) > 3 and uri not in refs.files:
-        if steps[2] == "curations":
-            return None if refs.pending else "object"
         kept = {lake.claim(steps[1], steps[2]), lake.release_tombstone(steps[1], steps[2])}
         if is_gone(lake, steps[1], steps[2]) and uri not in kept:
             return "object"
@@ -145,7 +165,11 @@ def _rows_without(data: bytes, seeker: Seeker) -> bytes | None:
 
 
 def _names(seeker: Seeker, row: dict[str, Any]) -> bool:
-    return bool(values_found(seeker, list(row.values())))
+    return _says(seeker, list(row.values()), "value")
+
+
+def _says(seeker: Seeker, value: Any, ids: Ids = "word") -> bool:
+    return bool(values_found(seeker, value, ids) - {UNREADABLE})
 
 
 def _json_without(data: bytes, seeker: Seeker) -> bytes | None:
@@ -158,7 +182,7 @@ def _json_without(data: bytes, seeker: Seeker) -> bytes | None:
 
 def _plain(seeker: Seeker, value: Any) -> Any:
     if isinstance(value, str):
-        return ERASED if values_found(seeker, value) else value
+        return ERASED if _says(seeker, value) else value
     if isinstance(value, dict):
         return {_plain(seeker, name): _plain(seeker, each) for name, each in value.items()}
     if isinstance(value, list):
@@ -168,8 +192,49 @@ def _plain(seeker: Seeker, value: Any) -> Any:
 
 def _lines_without(data: bytes, seeker: Seeker) -> bytes | None:
     lines = data.decode("utf-8", "surrogateescape").splitlines(keepends=True)
-    kept = [f"{ERASED}\n" if values_found(seeker, line.rstrip("\n")) else line for line in lines]
+    kept = [f"{ERASED}\n" if _says(seeker, line.rstrip("\n")) else line for line in lines]
     return "".join(kept).encode("utf-8", "surrogateescape")
 
 
-_WITHOUT = {"rows": _rows_without, "json": _json_without, "lines": _lines_without}
+def _preview_without(data: bytes, seeker: Seeker) -> bytes | None:
+    seen = parse(Preview, decompress(data, "a preview"), "a preview")
+    return compress(seen.without(lambda name: _says(seeker, name), ERASED).encode())
+
+
+_WITHOUT = {"rows": _rows_without, "json": _json_without, "lines": _lines_without, "preview": _preview_without}
+
+
+def _curations(lake: Lake, seeker: Seeker, removed: Removed) -> None:
+    """Remove curations that name a sample, as a collection of garbage: whoever assembles from one meanwhile keeps it, or is told."""
+    named: list[Doomed] = []
+    for dataset in objects.list_names(lake.releases()):
+        held: dict[str, list[objects.ObjectInfo]] = {}
+        for info in objects.list_objects(lake.curations(dataset)):
+            digest = _DIGEST.search(info.uri.rpartition("/")[2])
+            held.setdefault(digest.group() if digest else info.uri, []).append(info)
+        for infos in held.values():
+            if any(
+                not _is_dark(each.uri, found, "object") for each in infos if (found := look_at_bytes(seeker, each.uri))
+            ):
+                named += [
+                    Doomed(kind="curation", uri=each.uri, why="it names what was erased", objects=1, bytes=each.size)
+                    for each in infos
+                ]
+    if not named:
+        return
+    now = time.time()
+    name = write_mark(lake, tuple(named), now).split("/")[-2]
+    for item in sweep(lake, OpenCollection(name, frozenset()), read_mark(lake, name), now, grace=0.0):
+        removed.objects["releases"] += len(item.deletes)
+
+
+def _page_again(lake: Lake, request_id: str, seeker: Seeker) -> None:
+    """Make the page of a request that waits for an answer: somebody is to look at it. Killed before, its preview makes it when it is run again."""
+    request = read_request(lake, request_id)
+    if request.action == Action.QUERY or read_answer(lake, request_id) is not None:
+        return
+    turn = max(1, turns(lake, request_id))
+    seen, uri = read_preview(lake, request_id, turn), lake.optout_preview_page(request_id, turn)
+    page = page_of(lake, request, seen) if seen else b""
+    if page and not look_into(seeker, uri, page):
+        objects.create_bytes(uri, page)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -31,11 +31,16 @@ _IDS = 2000
 """Ids in one filter."""
 
 
+def _filters(ids: Sequence[str]) -> Iterator[str]:
+    """Filters that together let the rows of these ids through."""
+    for start in range(0, len(ids), _IDS):
+        yield f"id IN ({store.sql_texts(ids[start : start + _IDS])})"
+
+
 def rows_of_ids(table: Any, ids: Sequence[str], columns: Sequence[str]) -> list[dict[str, Any]]:
     """Every row with one of these ids, with its `_rowid`; an id may have several."""
     found: list[dict[str, Any]] = []
-    for start in range(0, len(ids), _IDS):
-        where = f"id IN ({store.sql_texts(ids[start : start + _IDS])})"
+    for where in _filters(ids):
         found += table.scanner(columns=list(columns), filter=where, with_row_id=True).to_table().to_pylist()
     return found
 
@@ -68,8 +73,7 @@ def remove_rows(uri: str, ids: Sequence[str]) -> int:
 def _delete(uri: str, ids: Sequence[str]) -> int:
     table = store.open_table(uri)
     before = table.count_rows()
-    for start in range(0, len(ids), _IDS):
-        where = f"id IN ({store.sql_texts(ids[start : start + _IDS])})"
+    for where in _filters(ids):
         if table.count_rows(where):
             table.delete(where)
     return int(before - table.count_rows())
@@ -120,17 +124,9 @@ def _shows_in_an_old_version(uri: str, ids: Sequence[str]) -> bool:
     newest = store.open_table(uri)
     for each in newest.versions()[:-1]:
         table = store.open_table(uri, each["version"])
-        if _marks_deletions(table) or _knows_what_is_gone(table) or _has_any(table, ids):
+        if _marks_deletions(table) or _knows_what_is_gone(table) or any(map(table.count_rows, _filters(ids))):
             return True
     return False
-
-
-def _has_any(table: Any, ids: Iterable[str]) -> bool:
-    every = list(ids)
-    return any(
-        table.count_rows(f"id IN ({store.sql_texts(every[start : start + _IDS])})")
-        for start in range(0, len(every), _IDS)
-    )
 
 
 def _forget(uri: str) -> None:

@@ -1,6 +1,9 @@
-"""What removals have taken out of the tables: stages that run again count it, and nobody misses it."""
+"""What removals have taken out of tables and inventories: stages that run again count it, and do not take it up anew."""
 
 from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -13,6 +16,8 @@ class _Rows(BaseModel):
     """What is read of `smalti.optouts.needles.Removing`."""
 
     rows: dict[str, tuple[str, ...]] = Field({})
+    places: tuple[str, ...] = ()
+    listed: tuple[str, ...] = ()
 
 
 def removed_ids(lake: Lake, source: str, batch: str) -> frozenset[str]:
@@ -23,13 +28,45 @@ def removed_ids(lake: Lake, source: str, batch: str) -> frozenset[str]:
     Raises:
         CorruptError: what a removal has taken down is damaged.
     """
-    found: set[str] = set()
+    every = _read_all(lake)
+    return frozenset(name for _, told in every for name in told.rows.get(f"{source}/{batch}", ()))
+
+
+def removed_objects(lake: Lake) -> frozenset[str]:
+    """`object_digest` of each object of a source that requests have removed, or are about to, and were not taken back. Raises CorruptError."""
+    return frozenset(digest for told in _in_force(lake) for digest in told.listed)
+
+
+def removed_places(lake: Lake) -> frozenset[str]:
+    """`place_digest` of each such object, changed since or not. Raises CorruptError."""
+    return frozenset(digest for told in _in_force(lake) for digest in told.places)
+
+
+def place_digest(uri: str) -> str:
+    """What tells a place of a source, and does not name it."""
+    return hashlib.sha256(uri.encode()).hexdigest()
+
+
+def object_digest(uri: str, generation: str) -> str:
+    """What tells an object of a source, as long as its owner does not change it, and does not name it."""
+    return hashlib.sha256(f"{uri}\0{generation}".encode()).hexdigest()
+
+
+def _in_force(lake: Lake) -> list[_Rows]:
+    from smalti.optouts.ledger import state
+
+    every = dict(_read_all(lake))
+    withdrawn = state(lake).withdrawn if every else {}
+    return [told for request, told in every.items() if request not in withdrawn]
+
+
+def _read_all(lake: Lake) -> Iterator[tuple[str, _Rows]]:
+    """What every removal has taken down, by request."""
     for request in objects.list_names(lake.optout_requests()):
         uri = lake.optout_removing(request)
         told = objects.read_versioned(uri)
         if told is not None:
             try:
-                found.update(_Rows.model_validate_json(told[0]).rows.get(f"{source}/{batch}", ()))
+                yield request, _Rows.model_validate_json(told[0])
             except ValidationError as error:
                 raise damaged(uri, error.errors()[0]["msg"]) from None
-    return frozenset(found)

@@ -6,14 +6,15 @@
     .../preview-2.json.gz, answer-2.json          the same once more, where it matched much more when it was to be applied
     optouts/requests/<request>/forgotten.json     in the place of request.json.gz, once its time is over: all but keys and reason
 
-Names come from content and from where a request was handed in, so that handing it in twice is one request.
+Names come from content and from where a request was handed in, so that handing it in twice is one request, and from the lake's salt, so
+that nobody can tell the content from a name.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Literal
 
@@ -23,7 +24,11 @@ from smalti import objects
 from smalti.errors import InputError, MissingObject
 from smalti.lake import Lake
 from smalti.optouts.keys import WIDE, Key
+from smalti.optouts.salt import Salt
 from smalti.release.skips import Model, canonical_json, compress, decompress, parse, sha256
+
+READERS = 32
+"""Objects of the ledger that are read at once: 50 ms each on GCS."""
 
 CONFIRM_ABOVE = 1000
 """Matched samples above which a person confirms, unless the request says otherwise."""
@@ -41,7 +46,7 @@ class Action(StrEnum):
 class Request(Model):
     """What a person asked for. Of whoever asks only their own reference is kept.
 
-    `id` says nothing of what is asked: it may stand in logs.
+    `id` says nothing of what is asked to anybody who does not know the lake's salt: it may stand in logs.
     """
 
     model_config = ConfigDict(hide_input_in_errors=True)  # keys stand in no traceback
@@ -62,6 +67,11 @@ class Request(Model):
     rejected: int = Field(
         0, ge=0, description="rows of what was handed in that are no keys: optouts/rejected names them"
     )
+    grace_days: float | None = Field(
+        None,
+        ge=0,
+        description="erase: days between the erasure and the removal that were asked for with it; empty: nobody said",
+    )
     forgotten: AwareDatetime | None = Field(
         None, description="when its keys were removed; such an object is not stored"
     )
@@ -75,6 +85,10 @@ class Request(Model):
         if list(self.keys) != ordered(self.keys):
             raise ValueError("the keys are not sorted, or one stands twice")
         return self
+
+    def grace(self, days: float) -> timedelta:
+        """The grace of a run that says so many days: never less than what was asked for with the request, which people were told."""
+        return timedelta(days=max(days, self.grace_days or 0))
 
     @property
     def is_wide(self) -> bool:
@@ -140,8 +154,14 @@ def ordered(keys: Iterable[Key]) -> list[Key]:
     return [key for _, key in sorted({(key.kind.value, key.value): key for key in keys}.items())]
 
 
-def request_id(action: Action, reference: str, keys: Iterable[Key], withdraws: str | None, submission: str) -> str:
-    """The name of a request: the same for what is handed in twice, another one for the same keys from another submission."""
+def request_id(
+    action: Action, reference: str, keys: Iterable[Key], withdraws: str | None, submission: str, salt: Salt | None
+) -> str:
+    """The name of a request: the same for what is handed in twice, another one for the same keys from another submission.
+
+    Args:
+        salt: the lake's. None: as requests were called before lakes had one; those that are there keep such names.
+    """
     said = {
         "action": action.value,
         "reference": reference,
@@ -149,7 +169,9 @@ def request_id(action: Action, reference: str, keys: Iterable[Key], withdraws: s
         "withdraws": withdraws,
         "submission": submission,
     }
-    return sha256(canonical_json(said))[:16]
+    content = canonical_json(said)
+    unsalted = sha256(content)[:16]
+    return unsalted if salt is None or unsalted in salt.unsalted else salt.name_of(content)
 
 
 def submit(lake: Lake, request: Request) -> Request:
@@ -209,7 +231,10 @@ def write_answer(lake: Lake, answer: Answer, turn: int = 1) -> Answer:
 
 
 def read_answer(lake: Lake, request: str) -> Answer | None:
-    """The answer to the newest preview of a request; None: it waits."""
+    """The answer to the newest preview of a request; None: it waits.
+
+    A turn is one that has a preview, or an answer: previews have their time, and answers stay.
+    """
     turn = 1
     while True:
         uri = lake.optout_answer(request, turn)
@@ -217,6 +242,11 @@ def read_answer(lake: Lake, request: str) -> Answer | None:
         if found is None:
             return None
         answer = parse(Answer, found[0], uri)
-        if not answer.apply or not objects.exists(lake.optout_preview(request, turn + 1)):
+        if not answer.apply or not has_turn(lake, request, turn + 1):
             return answer
         turn += 1
+
+
+def has_turn(lake: Lake, request: str, turn: int) -> bool:
+    """Whether a request was looked at so often."""
+    return objects.exists(lake.optout_preview(request, turn)) or objects.exists(lake.optout_answer(request, turn))

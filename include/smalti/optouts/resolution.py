@@ -40,7 +40,7 @@ class Resolution(Model):
     """One step of the ledger.
 
     A step is about new requests, over all parts that there are; about requests that are in force, over parts that are new; or about
-    requests that are taken back. It may be about all three.
+    requests that are taken back. It may be about all three; or about none, if it only says which versions of tables hold nothing new.
     """
 
     version: Literal[1] = 1
@@ -66,6 +66,11 @@ class Resolution(Model):
     @classmethod
     def _ascending(cls, places: Places) -> Places:
         return ascending(places)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all it says is what was looked at."""
+        return not (self.requests or self.withdrawals or self.parts or self.matched)
 
     def encode(self) -> bytes:
         """The object that is stored."""

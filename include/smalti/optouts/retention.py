@@ -25,8 +25,11 @@ from pydantic import Field
 from smalti import objects
 from smalti.accounting import Report
 from smalti.config import Retention
+from smalti.errors import CorruptError
 from smalti.lake import Lake
 from smalti.objects import ObjectInfo
+from smalti.optouts.ledger import read_step
+from smalti.optouts.preview import read_preview
 from smalti.optouts.request import Action, Forgotten, read_request
 from smalti.optouts.status import ENDED, Standing, State, Survey, survey
 
@@ -75,6 +78,7 @@ def forget(lake: Lake, now: datetime, settings: Retention) -> ForgetReport:
             done["rejected"] += _remove([mine])
         shown = _previews(standing, folder)
         if shown and _is_over(now, settings.preview_days, [ended, *(each.written for each in shown)]):
+            _remove_reached(lake, standing, folder)
             done["previews"] += bool(_remove(shown))
         if _REQUEST in folder and _keys_are_idle(standing) and _is_over(now, settings.keys_days, [ended]):
             if _STAYS not in folder:  # the first thing that a killed call has done
@@ -103,21 +107,37 @@ def _ended(found: Survey, standing: Standing) -> float | None:
         step = found.steps.get(standing.withdrawn)
         return None if step is None else step.written
     if standing.state == State.PROVEN:
-        return found.receipts[standing.id][f"{standing.action}.json"].written
+        last = re.compile(rf"{standing.action}(-\d+)?\.json")
+        return max(info.written for name, info in found.receipts[standing.id].items() if last.fullmatch(name))
     if standing.state == State.REFUSED:
         return max(info.written for name, info in found.folders[standing.id].items() if _ANSWER.fullmatch(name))
     return None
 
 
 def _previews(standing: Standing, folder: Mapping[str, ObjectInfo]) -> list[ObjectInfo]:
-    """Its previews and their pages, a preview before its page: one that is there has its page.
+    """Its previews and their pages, a page before its preview: one that was left behind would be taken for the page of the next preview.
 
     Of what was refused at a later turn the data of that turn stay: without them an answer to an earlier one would count.
     """
     found = {name: turn for name in folder if (turn := _PREVIEW.fullmatch(name))}
     stays = standing.state == State.REFUSED
     names = [name for name, turn in found.items() if not (stays and turn[1] and name.endswith(".gz"))]
-    return [folder[name] for name in sorted(names, key=lambda name: name.endswith(".html"))]
+    return [folder[name] for name in sorted(names, key=lambda name: name.endswith(".gz"))]
+
+
+def _remove_reached(lake: Lake, standing: Standing, folder: Mapping[str, ObjectInfo]) -> None:
+    """Rows that its previews have found and that are no step's. Rows name their request, so no other step can come to the same ones."""
+    used = None if standing.position is None else read_step(lake, standing.position).matched
+    for name in folder:
+        turn = _PREVIEW.fullmatch(name)
+        if turn is None or not name.endswith(".gz"):
+            continue
+        try:
+            seen = read_preview(lake, standing.id, int((turn[1] or "-1")[1:]))
+        except CorruptError:
+            continue  # it says nothing of rows any more, and goes
+        if seen is not None and seen.reached is not None and seen.reached.rows not in (None, used):
+            objects.delete_object(lake.optout_matched(str(seen.reached.rows)))
 
 
 def _keys_are_idle(standing: Standing) -> bool:

@@ -4,8 +4,8 @@
 |---|---|
 | any | its sha256; every stretch of its bytes |
 | gzip | what it holds, in the same way |
-| parquet | every value: texts, and bytes as pictures |
-| shards (.mds) | every value of every sample |
+| parquet | every value: texts, and bytes as pictures; an id is a value, not a part of one |
+| shards (.mds) | every value of every sample, in the same way |
 | json, text, html | as text, with what is escaped in it put plain; pictures that a page holds |
 | pictures | their pixels |
 | tables | see `smalti.optouts.scan_tables` |
@@ -33,7 +33,7 @@ from smalti import objects
 from smalti.compute import Shared, map_tasks, share
 from smalti.errors import MissingObject, SmaltiError
 from smalti.lake import Lake
-from smalti.optouts.needles import Seeker
+from smalti.optouts.needles import Ids, Seeker
 
 log = logging.getLogger("smalti")
 
@@ -148,7 +148,7 @@ def look_into(seeker: Seeker, uri: str, data: bytes) -> list[Finding]:
 
 def _in_cut_off(seeker: Seeker, data: bytes) -> Iterator[str]:
     yield from seeker.stretches(data)
-    yield from seeker.text(data.decode(errors="replace"), whole=False)
+    yield from seeker.text(data.decode(errors="replace"), "anywhere")
 
 
 def _look(seeker: Seeker, data: bytes, name: str, where: str) -> Iterator[tuple[str, str]]:
@@ -166,34 +166,34 @@ def _look(seeker: Seeker, data: bytes, name: str, where: str) -> Iterator[tuple[
         yield from ((where, what) for what in _in_value(seeker, data, smaller=False))
 
 
-def _in_value(seeker: Seeker, value: Any, *, smaller: bool) -> Iterator[str]:
+def _in_value(seeker: Seeker, value: Any, *, smaller: bool, ids: Ids = "word") -> Iterator[str]:
     """What a value of any kind holds: a text, bytes, a picture, or several of them."""
     if isinstance(value, str):
-        yield from _in_text(seeker, value)
+        yield from _in_text(seeker, value, ids)
     elif isinstance(value, bytes):
         yield from seeker.whole(value)
         if is_picture(value):
             yield from seeker.picture(value, smaller=smaller)
             return
         try:
-            yield from _in_text(seeker, value.decode())
+            yield from _in_text(seeker, value.decode(), ids)
         except UnicodeDecodeError:
-            yield from seeker.text(value.decode(errors="replace"), whole=False)
+            yield from seeker.text(value.decode(errors="replace"), "value" if ids == "value" else "anywhere")
     elif isinstance(value, dict):
         for name, each in value.items():
-            yield from _in_value(seeker, name, smaller=smaller)
-            yield from _in_value(seeker, each, smaller=smaller)
+            yield from _in_value(seeker, name, smaller=smaller, ids=ids)
+            yield from _in_value(seeker, each, smaller=smaller, ids=ids)
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _in_value(seeker, each, smaller=smaller)
+            yield from _in_value(seeker, each, smaller=smaller, ids=ids)
 
 
-def _in_text(seeker: Seeker, text: str) -> Iterator[str]:
-    yield from seeker.text(text)
+def _in_text(seeker: Seeker, text: str, ids: Ids) -> Iterator[str]:
+    yield from seeker.text(text, ids)
     if "%" in text:
-        yield from seeker.text(unquote(text))
+        yield from seeker.text(unquote(text), ids)
     if "&" in text:
-        yield from seeker.text(html.unescape(text))
+        yield from seeker.text(html.unescape(text), ids)
     for embedded in _EMBEDDED.finditer(text) if "data:image/" in text else ():
         try:
             picture = base64.b64decode(embedded.group(1))
@@ -204,14 +204,14 @@ def _in_text(seeker: Seeker, text: str) -> Iterator[str]:
     if "\\" in text:
         for line in [text, *text.splitlines()]:
             try:
-                yield from _in_value(seeker, json.loads(line), smaller=True)
+                yield from _in_value(seeker, json.loads(line), smaller=True, ids=ids)
             except ValueError:
                 continue
 
 
-def values_found(seeker: Seeker, value: Any) -> set[str]:
+def values_found(seeker: Seeker, value: Any, ids: Ids = "word") -> set[str]:
     """What a value of a row, a line or a document holds."""
-    return {*_in_value(seeker, value, smaller=True)}
+    return {*_in_value(seeker, value, smaller=True, ids=ids)}
 
 
 def _in_parquet(seeker: Seeker, data: bytes) -> Iterator[tuple[str, str]]:
@@ -227,7 +227,7 @@ def _in_parquet(seeker: Seeker, data: bytes) -> Iterator[tuple[str, str]]:
 
 
 def in_column(seeker: Seeker, column: Any) -> Iterator[str]:
-    """What the values of an Arrow column hold. Numbers hold nothing."""
+    """What the values of an Arrow column hold: ids that are values (see `needles`). Numbers hold nothing."""
     import pyarrow as pa
 
     kind = column.type
@@ -240,7 +240,7 @@ def in_column(seeker: Seeker, column: Any) -> Iterator[str]:
         yield from in_column(seeker, column.flatten())
         return
     for value in column.to_pylist():
-        yield from _in_value(seeker, value, smaller=False)
+        yield from _in_value(seeker, value, smaller=False, ids="value")
 
 
 def _in_shard(seeker: Seeker, data: bytes, name: str) -> Iterator[tuple[str, str]]:
@@ -249,7 +249,8 @@ def _in_shard(seeker: Seeker, data: bytes, name: str) -> Iterator[tuple[str, str
     columns, samples = mds.read_shard(data, name)
     for number, raw in enumerate(samples):
         for value in mds.decode_sample(columns, raw, name).values():
-            yield from ((f"sample {number}", what) for what in _in_value(seeker, value, smaller=False))
+            found = _in_value(seeker, value, smaller=False, ids="value")
+            yield from ((f"sample {number}", what) for what in found)
 
 
 def is_picture(data: bytes) -> bool:

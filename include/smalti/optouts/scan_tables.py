@@ -17,6 +17,7 @@ from smalti.errors import MissingObject, SmaltiError
 from smalti.lake import Lake
 from smalti.optouts.needles import Seeker
 from smalti.optouts.scan import UNREADABLE, Finding, in_column
+from smalti.optouts.tables import sources_with_table
 from smalti.table.store import READ_IMAGES, lance_errors, open_table
 
 _ENDING = ".lance"
@@ -29,10 +30,8 @@ _IMAGE = "image"
 
 def scan_tables(lake: Lake, seeker: Seeker) -> Iterator[Finding]:
     """What is left in any table."""
-    for name in objects.list_names(lake.tables()):
-        uri = f"{lake.tables()}/{name}"
-        if name.endswith(_ENDING):
-            yield from scan_table(uri, seeker)
+    for source in sources_with_table(lake):
+        yield from scan_table(lake.table(source), seeker)
 
 
 def scan_table(uri: str, seeker: Seeker) -> Iterator[Finding]:
@@ -139,7 +138,7 @@ def _in_raw(uri: str, seeker: Seeker) -> Iterator[Finding]:
         text = objects.read_bytes(uri).decode(errors="replace")
     except MissingObject:
         return
-    yield from (Finding(uri, "", what) for what in {*seeker.text(text, whole=False)})
+    yield from (Finding(uri, "", what) for what in {*seeker.text(text, "anywhere")})
 
 
 def unnamed_files(uri: str) -> frozenset[str]:

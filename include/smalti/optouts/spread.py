@@ -16,8 +16,9 @@ import numpy as np
 from smalti.curation.copies import ASPECT_TOLERANCE
 from smalti.curation.near import Ints, Keys, Mask
 from smalti.images.fingerprint import RECOMMENDED_DISTANCE as DISTANCE
+from smalti.optouts.neighbours import Neighbours
 from smalti.optouts.nodes import Nodes
-from smalti.optouts.prints import HASHED, Neighbours
+from smalti.optouts.prints import HASHED
 
 _STEPS = 16
 """Comparisons with one of a list at a time, before the rest of the list is gone through at once: most are settled by the first."""

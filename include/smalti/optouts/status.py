@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from pydantic import BaseModel
 
 from smalti import objects
+from smalti.errors import CorruptError
 from smalti.lake import Lake
 from smalti.objects import ObjectInfo
-from smalti.optouts.heads import READERS, Head, condense, read_blocks, read_heads, read_some
-from smalti.optouts.request import Action, read_answer
+from smalti.optouts.heads import Head, condense, read_blocks, read_heads, read_some
+from smalti.optouts.preview import read_preview, why_ask
+from smalti.optouts.request import READERS, Action, read_answer, read_request
 from smalti.optouts.resolution import BLOCK
+
+PREVIEW = re.compile(r"preview(?:-(\d+))?\.json\.gz")
+ANSWER = re.compile(r"answer(?:-(\d+))?\.json")
+"""Names in a request's folder: of the first turn, or of a later one."""
+
+ERASING = re.compile(r"erasing(?:-(\d+))?\.json")
+ERASE_RECEIPT = re.compile(r"erase(?:-(\d+))?\.json")
+"""The same of what was erased, in a request's folder, and of its removals, among its receipts."""
+
+log = logging.getLogger("smalti")
 
 _STEP = re.compile(r"(block-)?(\d{8})\.json\.gz")
 
 
 class State(StrEnum):
-    """In the order in which a request goes through them."""
+    """In the order in which a request goes through them. LOOKED_AT: it has a preview, and nobody needs to be asked."""
 
     HANDED_IN = "handed in"
+    LOOKED_AT = "looked at"
     WAITS = "waits for confirmation"
     REFUSED = "refused"
     CONFIRMED = "confirmed"
@@ -37,7 +51,7 @@ class State(StrEnum):
 ENDED = frozenset({State.PROVEN, State.REFUSED, State.WITHDRAWN})
 """Nothing more is to be done; what was refused was decided by a person."""
 
-_WAITING = frozenset({State.HANDED_IN, State.WAITS})
+_WAITING = frozenset({State.HANDED_IN, State.LOOKED_AT, State.WAITS})
 """Nobody has answered yet."""
 
 
@@ -46,7 +60,7 @@ class Standing:
     """One request and how far it is.
 
     keys, rejected: how many. position: where it was resolved, or has taken back the other one. withdraws: that other one. withdrawn: where it was
-    taken back itself.
+    taken back itself. again: when more of it was erased, after a removal that was proven.
     """
 
     id: str
@@ -60,6 +74,7 @@ class Standing:
     position: int | None = None
     withdraws: str | None = None
     withdrawn: int | None = None
+    again: datetime | None = None
 
     @property
     def shown(self) -> str:
@@ -126,10 +141,13 @@ def survey(lake: Lake, requests: Iterable[str] | None = None) -> Survey:
 
     def look(request: str) -> Standing:
         head = heads[request]
-        there = folders[request].keys(), receipts.get(request, {}).keys()
+        there, again = receipts.get(request, {}), None
+        state = _state(lake, head, folders[request].keys(), there.keys(), request in resolved, request in withdrawn)
+        if state == State.PROVEN and head.action == Action.ERASE:
+            again = _erased_again(folders[request], there)
         return Standing(
             id=request,
-            state=_state(lake, head, *there, request in resolved, request in withdrawn),
+            state=state if again is None else State.EXCLUDED,
             action=head.action,
             reference=head.reference,
             submitted=head.submitted,
@@ -139,6 +157,7 @@ def survey(lake: Lake, requests: Iterable[str] | None = None) -> Survey:
             position=resolved.get(request),
             withdraws=head.withdraws,
             withdrawn=withdrawn.get(request),
+            again=again,
         )
 
     with ThreadPoolExecutor(READERS) as pool:
@@ -202,7 +221,30 @@ def _state(
     answer = read_answer(lake, head.id) if "answer.json" in folder else None
     if answer is not None:
         return State.CONFIRMED if answer.apply else State.REFUSED
-    return State.WAITS if "preview.json.gz" in folder else State.HANDED_IN
+    return _unanswered(lake, head.id, folder)
+
+
+def _erased_again(folder: Objects, receipts: Objects) -> datetime | None:
+    """When more of a request was erased than its receipts are about; None: nothing was."""
+    erased = [info.written for name, info in folder.items() if ERASING.fullmatch(name)]
+    proven = max(info.written for name, info in receipts.items() if ERASE_RECEIPT.fullmatch(name))
+    return datetime.fromtimestamp(max(erased), UTC) if erased and max(erased) > proven else None
+
+
+def _unanswered(lake: Lake, request: str, folder: Iterable[str]) -> State:
+    """Of a request without an answer to its newest preview: whether that is to be answered by a person.
+
+    A preview that is damaged is one for a person, too: how far the others are must not hang on it.
+    """
+    turns = [int(name[1] or 1) for name in map(PREVIEW.fullmatch, folder) if name]
+    try:
+        found = read_preview(lake, request, max(turns)) if turns else None
+    except CorruptError as error:
+        log.warning("%s", error)
+        return State.WAITS
+    if found is None:
+        return State.HANDED_IN
+    return State.WAITS if why_ask(read_request(lake, request), found.matched) else State.LOOKED_AT
 
 
 def _head(standing: Standing) -> Head:

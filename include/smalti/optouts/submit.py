@@ -12,6 +12,7 @@ from smalti.errors import InputError
 from smalti.lake import Lake
 from smalti.optouts.request import CONFIRM_ABOVE, Action, Request, ordered, read_request, request_id, submit
 from smalti.optouts.rows import Parsed
+from smalti.optouts.salt import salt_of
 from smalti.optouts.status import State, standings
 
 NOTHING = Parsed()
@@ -30,6 +31,7 @@ def hand_in(
     submitted_by: str = "",
     withdraws: str | None = None,
     confirm_above: int = CONFIRM_ABOVE,
+    grace_days: float | None = None,
 ) -> Request:
     """Put what somebody asks for into the ledger, or find it there: the same keys from the same submission are one request.
 
@@ -38,6 +40,7 @@ def hand_in(
         submission: what was handed in: equal for two calls that hand in one thing, and another one for all else.
         submitted: aware. Of a request that is there already, what is there counts.
         withdraws: id of the request that is taken back; goes with Action.WITHDRAW.
+        grace_days: of a request to erase: what no run of it goes below.
     Raises:
         InputError: no row of it is a key (the rejected rows are written all the same), a field is wrong, what is withdrawn cannot be, or
             the very request was refused or taken back before.
@@ -46,7 +49,7 @@ def hand_in(
     if withdraws is not None:
         _check_can_be_withdrawn(lake, withdraws)
     keys = tuple(ordered(parsed.keys))
-    name = request_id(action, reference, keys, withdraws, submission)
+    name = request_id(action, reference, keys, withdraws, submission, salt_of(lake))
     _check_not_over(lake, name)
     try:
         request = Request(
@@ -60,6 +63,7 @@ def hand_in(
             keys=keys,
             withdraws=withdraws,
             confirm_above=confirm_above,
+            grace_days=grace_days if action == Action.ERASE else None,
             rejected=len(parsed.rejected),
         )
     except ValidationError as error:

@@ -6,9 +6,9 @@ looked at has no fingerprint: where a key names it, its picture is read from the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,17 +17,16 @@ import pyarrow.compute as pc
 
 from smalti import objects
 from smalti.compute import map_tasks
-from smalti.curation.near import Mask
-from smalti.curation.readers import Thumbnails
 from smalti.images.decode import DecodeError, decode
 from smalti.images.fingerprint import fingerprint
 from smalti.lake import Lake
 from smalti.optouts.direct import gather
+from smalti.optouts.indexed import Indexed
 from smalti.optouts.match import match_rows, table_of
-from smalti.optouts.matched import KEY, MATCHED
+from smalti.optouts.matched import KEY, MATCHED, Matched
 from smalti.optouts.request import Request
+from smalti.optouts.table_reader import COLUMNS, HeldReader, TableReader
 from smalti.reasons import DropReason
-from smalti.shards.samples import KEYS, SCHEMA, THUMBNAIL, check_thumbnails, keys_of
 from smalti.table.store import lance_errors, open_table, read_images
 
 _ENDING = ".lance"
@@ -37,9 +36,6 @@ _PICTURES = 256
 
 _DROPPED = 1 << 17
 """Dropped rows that are compared at a time."""
-
-_COLUMNS = ("id", "sha256", "phash", "colour", "flat", "width", "height", "tier", "ar", "owner", "url", "url_host")
-"""What matching may ask of a row."""
 
 _CONTENT = ["request", "id", "sha256"]
 
@@ -54,7 +50,7 @@ def match_tables(lake: Lake, requests: Sequence[Request], matched: pa.Table) -> 
     Raises:
         LakeError: a table cannot be read.
     """
-    return each_id_once(Tables.open(lake).match(requests, matched))
+    return each_id_once(Tables.open(lake).match(requests, matched).rows)
 
 
 def each_id_once(rows: pa.Table) -> pa.Table:
@@ -68,6 +64,11 @@ def each_id_once(rows: pa.Table) -> pa.Table:
     return rows.take(frame.unique(["request", "id"], keep="last").sort("at")["at"].to_arrow())
 
 
+def sources_with_table(lake: Lake) -> list[str]:
+    """Sources that have one, sorted; of one that was begun nothing may be there but a folder."""
+    return [each.removesuffix(_ENDING) for each in objects.list_names(lake.tables()) if each.endswith(_ENDING)]
+
+
 @dataclass(frozen=True)
 class Tables:
     """The tables of all sources, each at the version that was the newest when they were opened: lance.LanceDataset by source."""
@@ -77,22 +78,33 @@ class Tables:
     @classmethod
     def open(cls, lake: Lake) -> Tables:
         """Raises LakeError if a table is there and cannot be read."""
-        names = [each.removesuffix(_ENDING) for each in objects.list_names(lake.tables()) if each.endswith(_ENDING)]
-        found = {source: open_table(lake.table(source)) for source in names}
+        found = {source: open_table(lake.table(source)) for source in sources_with_table(lake)}
         return cls({source: table for source, table in found.items() if table is not None})
 
     @property
     def versions(self) -> dict[str, int]:
         return {source: int(table.version) for source, table in self.tables.items()}
 
-    def match(self, requests: Sequence[Request], known: pa.Table | None) -> pa.Table:
-        """All rows that requests match: MATCHED with an empty `part`; a request has an id and a sha256 once, as the newest row has them.
+    def match(self, requests: Sequence[Request], known: pa.Table | None) -> Matched:
+        """All rows that requests match, with an empty `part`; a request has an id and a sha256 once, as the newest row has them. What is
+        near is not looked for.
 
         Args:
             known: MATCHED, what these requests match elsewhere: copies of that are looked for as well.
         """
-        reader = TableReader.of(self.tables)
-        return self._match(reader, requests, known) if reader.fragments else MATCHED.empty_table()
+        whole = TableReader.of(self.tables)
+        if not whole.fragments:
+            nothing = MATCHED.empty_table()
+            return Matched(nothing, nothing, {each.id: tuple(range(len(each.keys))) for each in requests})
+        few: list[Indexed] = [Indexed(self.tables)]
+
+        def reader(known: pa.Table, keys: bool) -> TableReader | HeldReader:
+            found = few[0].reach(requests, known, keys=keys) if few else None
+            if found is None:
+                few.clear()
+            return found or whole
+
+        return self._match(reader, requests, known)
 
     def dropped(self, requests: Sequence[Request], known: pa.Table | None, seen: Mapping[str, int]) -> pa.Table:
         """The same, of those rows alone that were dropped because somebody opted out: what came while a request was in force.
@@ -105,8 +117,8 @@ class Tables:
         while True:
             found = [MATCHED.empty_table()]
             for reader in self._dropped(pa.concat_tables([told, *found]), seen):
-                rows = self._match(reader, requests, pa.concat_tables([told, *found]))
-                found.append(_not_among(rows, told))
+                more = self._match(functools.partial(_itself, reader), requests, pa.concat_tables([told, *found]))
+                found.append(_not_among(more.rows, told))
             new = pa.concat_tables(found)
             if not new.num_rows:
                 return told.slice(0 if known is None else known.num_rows)
@@ -121,7 +133,7 @@ class Tables:
         for source, table in self.tables.items():
             if seen.get(source) == table.version:
                 continue
-            has = [name for name in _COLUMNS if name in table.schema.names]
+            has = [name for name in COLUMNS if name in table.schema.names]
             with lance_errors(source):
                 batches = table.scanner(
                     columns=has,
@@ -134,20 +146,30 @@ class Tables:
                     rows = pa.Table.from_batches([batch])
                     rows = rows.filter(pc.invert(pc.is_in(_contents(rows), value_set=told.combine_chunks())))
                     if rows.num_rows:
-                        yield HeldReader(source, rows)
+                        yield HeldReader(((source, rows),))
 
-    def _match(self, reader: TableReader | HeldReader, requests: Sequence[Request], known: pa.Table | None) -> pa.Table:
+    def _match(
+        self,
+        reader_of: Callable[[pa.Table, bool], TableReader | HeldReader],
+        requests: Sequence[Request],
+        known: pa.Table | None,
+    ) -> Matched:
+        """reader_of: gives a reader of all rows that matter to what is known, and to keys if they count."""
         known = MATCHED.empty_table() if known is None else known
+        reader = reader_of(known, True)
         found = match_rows(reader, requests, known, 0)
         labels = [""] * len(reader.sizes)
         rows = _newest(table_of(reader, labels, found.nodes, requests, found.entries))
         unread = _unread(reader, found.entries)
         if not unread.height:
-            return rows
+            return Matched(rows, MATCHED.empty_table(), found.unmatched)
         rows = _printed(rows, self._prints(unread))
-        more = match_rows(reader, requests, pa.concat_tables([known, rows]), 0, keys=False)
+        known = pa.concat_tables([known, rows])
+        reader = reader_of(known, False)
+        more = match_rows(reader, requests, known, 0, keys=False)
+        labels = [""] * len(reader.sizes)
         new = _not_among(_newest(table_of(reader, labels, more.nodes, requests, more.entries)), rows)
-        return pa.concat_tables([rows, new])
+        return Matched(pa.concat_tables([rows, new]), MATCHED.empty_table(), found.unmatched)
 
     def _prints(self, unread: Any) -> Any:
         """Fingerprints of pictures, as a polars frame: sha256, phash, colour, flat. unread: source, sha256, _rowid."""
@@ -164,6 +186,10 @@ class Tables:
         rows = [row for found in map_tasks(_prints_of, tasks) for row in found]
         schema = {"sha256": pl.String, "phash": pl.UInt64, "colour": pl.Binary, "flat": pl.Boolean}
         return pl.DataFrame(rows, schema, orient="row")
+
+
+def _itself(reader: HeldReader, known: pa.Table, keys: bool) -> HeldReader:
+    return reader
 
 
 @dataclass(frozen=True)
@@ -238,104 +264,3 @@ def _not_among(rows: pa.Table, known: pa.Table) -> pa.Table:
 def _contents(rows: pa.Table) -> pa.ChunkedArray:
     """id and sha256 in one text."""
     return pc.binary_join_element_wise(rows["id"], rows["sha256"], "\0")
-
-
-def _shaped(table: pa.Table, columns: Sequence[str]) -> Any:
-    """Columns of a table's rows as a Reader gives them, in a polars frame."""
-    import polars as pl
-
-    frame = pl.DataFrame(pl.from_arrow(table))
-    if {*KEYS} & {*columns}:
-        keys = keys_of(table["sha256"])
-        frame = frame.with_columns(pl.Series(name, key) for name, key in zip(KEYS, keys, strict=True))
-    kinds = pl.from_arrow(SCHEMA.empty_table())
-    lacking = [name for name in columns if name not in frame.columns]
-    return frame.with_columns(pl.lit(None, kinds[name].dtype).alias(name) for name in lacking).select(columns)
-
-
-def _asked(columns: Sequence[str]) -> list[str]:
-    """Columns of a table that these are made of."""
-    found = [name for name in columns if name not in (*KEYS, "shard", "index", "_rowid")]
-    return found + (["sha256"] if {*KEYS} & {*columns} and "sha256" not in found else [])
-
-
-def _thumbnails(column: pa.ChunkedArray, taken: Mask) -> Thumbnails:
-    data = b"".join(value or bytes(THUMBNAIL) for value in column.filter(pa.array(taken)).to_pylist())
-    return np.frombuffer(data, np.uint8).reshape(-1, THUMBNAIL)
-
-
-@dataclass(frozen=True)
-class HeldReader:
-    """Rows of one table that are in memory, as a Reader: one part. They have the columns that matching asks for, and `_rowid`."""
-
-    source: str
-    rows: pa.Table
-
-    @property
-    def sources(self) -> Sequence[str]:
-        return [self.source]
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        return [self.rows.num_rows]
-
-    def read(self, part: int, columns: Sequence[str], start: int, rows: int) -> Any:
-        """See Reader."""
-        asked = [*_asked(columns), *({"_rowid"} & {*columns})]
-        return _shaped(self.rows.select(asked or ["id"]).slice(start, rows), columns)
-
-    def thumbnails(self, part: int, start: int, taken: Mask) -> Thumbnails:
-        """See Reader."""
-        return _thumbnails(self.rows["colour"].slice(start, len(taken)), taken)
-
-
-@dataclass(frozen=True)
-class TableReader:
-    """The rows of tables as a Reader: a fragment is a part, the oldest of a source first. It has the columns that matching asks for,
-    and `_rowid`."""
-
-    fragments: tuple[tuple[str, Any], ...]
-
-    @classmethod
-    def of(cls, tables: Mapping[str, Any]) -> TableReader:
-        found = []
-        for source, table in tables.items():
-            with lance_errors(source):
-                fragments = sorted(table.get_fragments(), key=lambda fragment: int(fragment.fragment_id))
-            found += [(source, fragment) for fragment in fragments]
-        return cls(tuple(found))
-
-    @property
-    def sources(self) -> Sequence[str]:
-        return [source for source, _ in self.fragments]
-
-    @cached_property
-    def sizes(self) -> Sequence[int]:
-        return [self._reading(part, lambda fragment: int(fragment.count_rows())) for part in range(len(self.fragments))]
-
-    def read(self, part: int, columns: Sequence[str], start: int, rows: int) -> Any:
-        """See Reader."""
-        return _shaped(self._table(part, _asked(columns), start, rows, addresses="_rowid" in columns), columns)
-
-    def thumbnails(self, part: int, start: int, taken: Mask) -> Thumbnails:
-        """See Reader."""
-        found = [np.empty((0, THUMBNAIL), np.uint8)]
-        step = 1 << 17
-        for at in range(0, len(taken), step):
-            some = taken[at : at + step]
-            if some.any():
-                column = self._table(part, ["colour"], start + at, len(some))["colour"]
-                check_thumbnails(column, self.fragments[part][0])
-                found.append(_thumbnails(column, some))
-        return np.concatenate(found)
-
-    def _table(self, part: int, columns: Sequence[str], start: int, rows: int, *, addresses: bool = False) -> pa.Table:
-        def look(fragment: Any) -> pa.Table:
-            return fragment.to_table(columns=list(columns) or ["id"], offset=start, limit=rows, with_row_id=addresses)
-
-        return self._reading(part, look)
-
-    def _reading(self, part: int, look: Callable[[Any], Any]) -> Any:
-        source, fragment = self.fragments[part]
-        with lance_errors(source):
-            return look(fragment)

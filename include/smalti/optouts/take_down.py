@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from smalti import objects
 from smalti.compute import map_tasks
-from smalti.errors import MissingObject
+from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.lake import Lake
 from smalti.optouts.erasing import Erasing
 from smalti.optouts.ledger import state
@@ -20,10 +19,12 @@ from smalti.optouts.ledger_rows import read_matched
 from smalti.optouts.needles import Needle, Removing, keep_removing, needle_of, read_removing
 from smalti.optouts.places import Places
 from smalti.optouts.remove_tables import rows_of_ids
+from smalti.optouts.removed import object_digest, place_digest
 from smalti.optouts.request import Request
-from smalti.optouts.tables import match_tables
+from smalti.optouts.tables import match_tables, sources_with_table
 from smalti.shards import mds
-from smalti.table.store import lance_errors, open_table, read_images, sql_text
+from smalti.sources.inventory import read_inventory
+from smalti.table.store import lance_errors, open_table, read_images
 
 _AT_ONCE = 64
 """Pictures of a task."""
@@ -57,6 +58,7 @@ def take_down(lake: Lake, request: Request, erasing: Erasing) -> Removing:
                 pictures[needle.sha256] = needle
             else:
                 spared |= {needle.sha256, needle.pixels} - {""}
+    delivered.update(before.places if before else ())
     now = Removing(
         request=request.id,
         begun=datetime.now(UTC),
@@ -65,9 +67,23 @@ def take_down(lake: Lake, request: Request, erasing: Erasing) -> Removing:
         parts=tuple(sorted(parts.union(erasing.parts))),
         pictures=tuple(pictures[sha256] for sha256 in sorted(pictures)),
         rows={batch: tuple(sorted(batches[batch])) for batch in sorted(batches)},
+        listed=tuple(sorted(_listed(lake, {name.partition("/")[0] for name in ids}, delivered))),
         spared=tuple(sorted(spared.difference(pictures, (each.pixels for each in pictures.values())))),
     )
     return keep_removing(lake, now)
+
+
+def _listed(lake: Lake, sources: set[str], places: set[str]) -> Iterator[str]:
+    """Digests of objects at these places, as the inventories of these sources have them: without their rows there they look new."""
+    for source in sorted(sources) if places else ():
+        for batch in objects.list_names(lake.batches(source)):
+            try:
+                listed = read_inventory(lake, source, batch).objects
+            except (InputError, CorruptError):
+                continue  # not staged, or nothing that says what it had
+            for uri, generation in zip(listed["uri"].to_pylist(), listed["generation"].to_pylist(), strict=True):
+                if place_digest(uri) in places:
+                    yield object_digest(uri, generation)
 
 
 def _needles(task: _Task) -> tuple[tuple[str, ...], list[Needle]]:
@@ -82,26 +98,40 @@ def _delivered(lake: Lake, ids: Sequence[str], places: set[str], batches: dict[s
         places: gains digests of the URIs that they were delivered from, and nothing else was.
         batches: gains the ids of the rows: "<source>/<batch>" -> ids.
     """
-    for name in objects.list_names(lake.tables()):
-        uri = f"{lake.tables()}/{name}"
-        table = open_table(uri) if name.endswith(".lance") else None
+    for source in sources_with_table(lake):
+        uri = lake.table(source)
+        table = open_table(uri)
         if table is None:
             continue
         with lance_errors(uri):
             rows = rows_of_ids(table, ids, ["id", "sha256", "uri", "batch"])
-        mine = {row["id"] for row in rows}
         for row in rows:
-            batches.setdefault(f"{name.removesuffix('.lance')}/{row['batch']}", set()).add(row["id"])
-        for place in {row["uri"] for row in rows if row["uri"]}:
-            with lance_errors(uri):
-                others = table.scanner(columns=["id"], filter=f"uri = {sql_text(place)}").to_table()["id"].to_pylist()
-            if mine.issuperset(others):
-                places.add(hashlib.sha256(place.encode()).hexdigest())
+            batches.setdefault(f"{source}/{row['batch']}", set()).add(row["id"])
+        for place in _own(uri, table, {row["uri"] for row in rows if row["uri"]}, {row["id"] for row in rows}):
+            places.add(place_digest(place))
         addresses = list({row["sha256"]: row["_rowid"] for row in rows}.items())
         for start in range(0, len(addresses), _AT_ONCE):
             some = addresses[start : start + _AT_ONCE]
             pictures = tuple(read_images(uri, table.version, [address for _, address in some]))
             yield "source", tuple(sha256 for sha256, _ in some), pictures
+
+
+def _own(uri: str, table: Any, places: set[str], ids: set[str]) -> set[str]:
+    """Of these URIs, those that no other rows were delivered from. `uri` has no index: the column is read once, however many there are."""
+    if not places:
+        return set()
+    import pyarrow.compute as pc
+
+    own, wanted = set(places), pa.array(sorted(places))
+    with lance_errors(uri):
+        for batch in table.scanner(columns=["id", "uri"]).to_batches():
+            some = batch.filter(pc.is_in(batch["uri"], value_set=wanted))
+            own.difference_update(
+                place
+                for name, place in zip(some["id"].to_pylist(), some["uri"].to_pylist(), strict=True)
+                if name not in ids
+            )
+    return own
 
 
 def _stored(lake: Lake, matched: pa.Table | None) -> Iterator[_Task]:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
-from smalti.optouts.keys import KeyKind, normalise
+from smalti.optouts.keys import KeyKind, spelled
 
 _PLAIN_HOST = r"^[a-z0-9_]+(?:[.-]+[a-z0-9_]+)*$"
 
@@ -32,7 +32,7 @@ _DEEP = 16
 
 def host_of(key: str) -> str:
     """The host of a key of a URL or prefix, as `spelled_hosts` spells it."""
-    return _spelled(KeyKind.DOMAIN, urlsplit(key).hostname or "")
+    return spelled(KeyKind.DOMAIN, urlsplit(key).hostname or "")
 
 
 def spelled_hosts(hosts: Any) -> Any:
@@ -51,15 +51,8 @@ def _with_spelled(kind: KeyKind, frame: Any, column: str, plain: str) -> Any:
 
     is_plain = frame[column].str.contains(plain)
     same, odd = frame.filter(is_plain), frame.filter(~is_plain)
-    spelled = pl.Series([_spelled(kind, each) for each in odd[column]], dtype=pl.String)
-    return pl.concat([same.with_columns(spelled=column), odd.with_columns(spelled=spelled)])
-
-
-def _spelled(kind: KeyKind, value: str) -> str:
-    try:
-        return normalise(kind, value)
-    except ValueError:
-        return value
+    texts = pl.Series([spelled(kind, each) for each in odd[column]], dtype=pl.String)
+    return pl.concat([same.with_columns(spelled=column), odd.with_columns(spelled=texts)])
 
 
 def below(hosts: Any, domains: Any) -> Any:
@@ -73,11 +66,14 @@ def below(hosts: Any, domains: Any) -> Any:
     return pl.concat(found) if found else frame
 
 
-_WHITE = "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
+WHITE = "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
 """What `str.strip` takes away."""
 
-_TAIL = 8
-"""Characters at the end of a URL by which most others are told apart from a key."""
+_NO_PATH = "^[^/]*//[^/?#]*(?:[?#]|$)"
+"""URLs whose host is followed by a query, or by nothing."""
+
+_TAIL = 16
+"""Characters at the end of a URL by which most others are told apart from a key: `/123456.jpg`, and something of what comes before."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +105,12 @@ class Tails:
         """A polars expression over a column of URLs."""
         import polars as pl
 
-        url = pl.col(column).str.strip_chars_end(_WHITE)
+        url = pl.col(column).str.strip_chars_end(WHITE)
         found = url.str.ends_with("?") | url.str.contains("#", literal=True)
         for length, values in self.values:
             found |= url.str.tail(length).is_in(values.implode())
         if self.bare:
-            found |= url.str.count_matches("/", literal=True) <= 2
+            found |= url.str.contains(_NO_PATH)
         return found
 
 
@@ -128,8 +124,28 @@ class Prefixes:
     values: tuple[str, ...]
 
     @cached_property
-    def _groups(self) -> list[tuple[Any, bool, Any, Any]]:
-        """(expression that cuts the column `spelled`, whether a boundary must follow, prefixes, their hosts)."""
+    def _texts(self) -> tuple[Any, Any]:
+        """What a URL, however it is spelled, has somewhere if a prefix is its own: one of the hosts, unless it is an address or not ASCII;
+        and one of the paths, None if a prefix has none. `normalise` changes the letters of hosts alone."""
+        hosts = {host_of(value) for value in self.values}
+        paths = {value[value.find("/", value.find("://") + 3) :] for value in self.values}
+        paths = {path.removeprefix("/") if path[1:2] in ("", "?") else path for path in paths}
+        return _texts(hosts), None if "" in paths else _texts(paths)
+
+    def among(self, urls: Any) -> Any:
+        """Those of some URLs, as sources write them, that may have one of the prefixes. urls: frame with `url`."""
+        import polars as pl
+
+        if not self.values:
+            return urls.clear()
+        url, (hosts, paths) = pl.col("url"), self._texts
+        odd = (url.str.len_bytes() != url.str.len_chars()) | url.str.contains("[", literal=True)
+        found = urls.filter(odd | url.str.contains_any(hosts.implode(), ascii_case_insensitive=True))
+        return found if paths is None else found.filter(url.str.contains_any(paths.implode()))
+
+    @cached_property
+    def _groups(self) -> list[tuple[Any, bool, Any]]:
+        """(expression that cuts the column `spelled`, whether a boundary must follow, prefixes)."""
         import polars as pl
 
         by_cut: dict[tuple[int, bool, int], list[str]] = {}
@@ -140,17 +156,16 @@ class Prefixes:
         groups = []
         for (depth, slash, length), values in sorted(by_cut.items()):
             cut = pl.col("spelled").str.head(length) if length else pl.col("spelled").str.extract(_cut(depth, slash), 1)
-            groups.append((cut, bool(length and not slash), _texts(values), _texts({host_of(each) for each in values})))
+            groups.append((cut, bool(length and not slash), _texts(values)))
         return groups
 
     def find(self, urls: Any) -> Any:
-        """Which URLs have which prefix. urls: frame row, host (spelled, or null), spelled. Returns a frame: row, value (the prefix)."""
+        """Which URLs have which prefix. urls: frame row, spelled. Returns a frame: row, value (the prefix)."""
         import polars as pl
 
         found = [pl.DataFrame(schema={"row": pl.Int64, "value": pl.String})]
-        for cut, bounded, values, hosts in self._groups:
-            some = urls.filter(pl.col("host").is_in(hosts.implode()).fill_null(True))
-            some = some.with_columns(value=cut).filter(pl.col("value").is_in(values.implode()))
+        for cut, bounded, values in self._groups:
+            some = urls.select("row", "spelled", value=cut).filter(pl.col("value").is_in(values.implode()))
             if bounded:
                 after = pl.col("spelled").str.slice(pl.col("value").str.len_chars(), 1)
                 some = some.filter(after.is_in(["", *_SPLIT]))

@@ -25,6 +25,10 @@ PREVIEW = "preview"
 _TURN = re.compile(r"preview(?:-([2-9]|[1-9]\d{1,3}))?")
 
 
+_AGAIN = re.compile(rf"{Action.ERASE}-(?:[2-9]|[1-9]\d{{1,3}})")
+"""Receipts of later removals."""
+
+
 class View(Model):
     """Somebody was shown something."""
 
@@ -44,7 +48,8 @@ def pages_of(lake: Lake, request: str) -> list[str]:
     receipts = {name.partition(".")[0] for name in objects.list_names(lake.optout_receipts(request))}
     there = {name.partition(".")[0] for name in objects.list_names(lake.optout_folder(request))}
     previews = [each for each in there if _TURN.fullmatch(each)]
-    return [*sorted(previews, key=_turn_of), *(action.value for action in Action if action in receipts)]
+    again = sorted(filter(_AGAIN.fullmatch, receipts), key=lambda what: int(what.rpartition("-")[2]))
+    return [*sorted(previews, key=_turn_of), *(action.value for action in Action if action in receipts), *again]
 
 
 def show(lake: Lake, request: str, what: str, by: str, *, page: bool, now: datetime | None = None) -> bytes:
@@ -95,7 +100,7 @@ def _uri(lake: Lake, request: str, what: str, page: bool) -> str:
     if _TURN.fullmatch(what):
         turn = _turn_of(what)
         return lake.optout_preview_page(request, turn) if page else lake.optout_preview(request, turn)
-    if what not in list(Action):
+    if what not in list(Action) and not _AGAIN.fullmatch(what):
         raise InputError(f"{what!r} is nothing that a request has", request, f"Use {PREVIEW}, or {', '.join(Action)}")
     return lake.optout_receipt_page(request, what) if page else lake.optout_receipt(request, what)
 

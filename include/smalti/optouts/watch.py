@@ -24,11 +24,11 @@ from smalti.curation.copies import ASPECT_TOLERANCE
 from smalti.curation.near import Mask
 from smalti.images.fingerprint import RECOMMENDED_DISTANCE, Recognisable, colours_agree_pairs
 from smalti.lake import Lake
-from smalti.optouts.keys import HANDED_IN_AGAIN, Key, KeyKind, normalise
+from smalti.optouts.keys import HANDED_IN_AGAIN, Key, KeyKind, spelled
 from smalti.optouts.ledger import state
-from smalti.optouts.ledger_rows import read_matched
-from smalti.optouts.prints import Neighbours
-from smalti.optouts.request import Action, Request, read_answer, read_request, request_ids
+from smalti.optouts.ledger_rows import read_matched, shows_its_own
+from smalti.optouts.neighbours import Neighbours
+from smalti.optouts.request import READERS, Action, Request, read_answer, read_request, request_ids
 from smalti.optouts.resolution import Ledger
 from smalti.shards.samples import THUMBNAIL, check_thumbnails
 
@@ -44,10 +44,8 @@ PRINTS = pa.schema([
     ("width", pa.int32()),
     ("height", pa.int32()),
 ])
-"""A sample that a request has matched. `phash`, `colour` and `flat` are null where it was never fingerprinted."""
-
-_THREADS = 16
-"""Objects of the ledger read at once."""
+"""A sample that a request has matched. `phash`, `colour` and `flat` are null where it was never fingerprinted; so is `sha256` where the id alone
+is asked for (`smalti.optouts.ledger_rows.shows_its_own`)."""
 
 _PAIRS = 1 << 14
 """Pictures of one hash whose colours are compared at a time: 1.6 MiB."""
@@ -92,7 +90,7 @@ class Watch:
         matched = matched.select(PRINTS.names)
         kinds = {KeyKind.ID, KeyKind.SHA256} if matched.num_rows else set()
         digests = [_digest(KeyKind.ID, each) for each in pc.unique(matched["id"]).to_pylist()]
-        digests += [_digest(KeyKind.SHA256, each) for each in pc.unique(matched["sha256"]).to_pylist()]
+        digests += [_digest(KeyKind.SHA256, each) for each in pc.unique(matched["sha256"].drop_null()).to_pylist()]
         shown = []
         for key in keys:
             kind = KeyKind.SHA256 if key.kind == KeyKind.IMAGE else key.kind
@@ -207,7 +205,7 @@ def in_force(lake: Lake) -> list[Request]:
         answer = None if name in ledger.resolved else read_answer(lake, name)
         return read_request(lake, name) if name in ledger.resolved or (answer is not None and answer.apply) else None
 
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(READERS) as pool:
         applied = [each for each in pool.map(look, names) if each is not None]
     withdrawn = {each.withdraws for each in applied}
     return [each for each in applied if each.action in (Action.EXCLUDE, Action.ERASE) and each.id not in withdrawn]
@@ -219,7 +217,12 @@ def _matched(lake: Lake, requests: Collection[str]) -> pa.Table:
     if rows is None:
         return PRINTS.empty_table()
     check_thumbnails(rows["colour"], lake.optout_requests(), HANDED_IN_AGAIN)
-    return rows.select(PRINTS.names).cast(PRINTS)
+    own = shows_its_own(rows)
+    prints = rows.select(PRINTS.names).cast(PRINTS)
+    for name in ("sha256", "phash", "colour", "flat"):  # of the others the id alone counts
+        value = pc.if_else(own, prints[name], pa.scalar(None, prints.schema.field(name).type))
+        prints = prints.set_column(prints.schema.get_field_index(name), PRINTS.field(name), value)
+    return prints
 
 
 def _is_told(rows: pa.Table) -> pa.ChunkedArray:
@@ -258,14 +261,14 @@ def _of_text(kind: KeyKind, column: str) -> Any:
 
 def _of_url(row: dict[str, Any]) -> Iterator[bytes]:
     if row["url"] is not None:
-        yield _digest(KeyKind.URL, _spelled(KeyKind.URL, row["url"]))
+        yield _digest(KeyKind.URL, spelled(KeyKind.URL, row["url"]))
 
 
 def _of_prefixes(row: dict[str, Any]) -> Iterator[bytes]:
     """Every text that the URL begins with up to a boundary: its end, before one of / ? #, or after a slash."""
     if row["url"] is None:
         return
-    url = _spelled(KeyKind.URL, row["url"])
+    url = spelled(KeyKind.URL, row["url"])
     so_far = hashlib.sha256(f"{KeyKind.PREFIX.value}\0".encode())
     start = 0
     for at, each in enumerate(url):
@@ -285,18 +288,10 @@ def _of_domains(row: dict[str, Any]) -> Iterator[bytes]:
     """The host, and every domain that it is below."""
     if row["url_host"] is None:
         return
-    host = _spelled(KeyKind.DOMAIN, row["url_host"])
+    host = spelled(KeyKind.DOMAIN, row["url_host"])
     while host:
         yield _digest(KeyKind.DOMAIN, host)
         host = host.partition(".")[2]
-
-
-def _spelled(kind: KeyKind, text: str) -> str:
-    """As a key would be spelled; what could be no key is left as it is."""
-    try:
-        return normalise(kind, text)
-    except ValueError:
-        return text.strip()
 
 
 _DIGESTS_OF = {

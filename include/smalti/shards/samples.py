@@ -95,9 +95,15 @@ def keys_of(sha256: pa.ChunkedArray) -> tuple[npt.NDArray[np.uint64], npt.NDArra
     Raises:
         ValueError: one is not 64 hexadecimal digits.
     """
-    digits = np.frombuffer("".join(sha256.to_pylist()).encode(), np.uint8)
-    nibbles = _NIBBLE[digits]
-    if len(digits) != 64 * len(sha256) or (nibbles > 15).any():
+    try:
+        column = pa.chunked_array(sha256.cast(pa.binary()).cast(pa.binary(64))).combine_chunks()
+    except pa.ArrowInvalid:  # one is shorter or longer
+        column = None
+    if column is None or column.null_count:
+        raise ValueError("a sha256 is not 64 hexadecimal digits")
+    start, stop = 64 * column.offset, 64 * (column.offset + len(column))
+    nibbles = _NIBBLE[np.frombuffer(column.buffers()[1], np.uint8)[start:stop]]
+    if (nibbles > 15).any():
         raise ValueError("a sha256 is not 64 hexadecimal digits")
     pairs = nibbles.reshape(-1, 32, 2)
     words = np.ascontiguousarray(pairs[:, :16, 0] << 4 | pairs[:, :16, 1]).view(">u8").astype(np.uint64)

@@ -18,6 +18,7 @@ from smalti import objects
 from smalti.config import Source
 from smalti.errors import InputError, LakeError, MissingObject
 from smalti.lake import Lake
+from smalti.optouts.removed import place_digest, removed_places
 from smalti.reasons import RejectReason
 from smalti.settings import SourceRun
 from smalti.sources.inventory import Inventory, read_inventory, read_rejects
@@ -192,7 +193,10 @@ def _with_objects(fields: pa.Table, pictures: pa.Table) -> pa.Table:
 
 
 def _missing(lake: Lake, source: Source, inventory: Inventory, fields: pa.Table) -> pa.Table:
-    """Keys and URIs of rows without an object: not here, in no earlier batch, and not rejected for it before."""
+    """Keys and URIs of rows without an object: not here, in no earlier batch, and not rejected for it before.
+
+    Inventories do not name what was removed because somebody opted out: it is not missed.
+    """
     lost = fields.select(["key", "uri"]).join(inventory.pictures().select(["uri"]), "uri", join_type="left anti")
     for batch in inventory.earlier:
         if lost.num_rows == 0:
@@ -204,7 +208,9 @@ def _missing(lake: Lake, source: Source, inventory: Inventory, fields: pa.Table)
         if rejects is not None:
             told = rejects.filter(pc.equal(rejects["reason"], RejectReason.MISSING_OBJECT.value))
             lost = lost.join(told.select(["uri"]), "uri", join_type="left anti")
-    return lost.sort_by("key")
+    removed = removed_places(lake) if lost.num_rows else ()
+    missed = [place_digest(uri) not in removed for uri in lost["uri"].to_pylist()] if removed else []
+    return (lost.filter(pa.array(missed, pa.bool_())) if removed else lost).sort_by("key")
 
 
 def _keys_and_uris(rows: pa.Table) -> list[tuple[str, str]]:

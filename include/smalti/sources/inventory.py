@@ -2,7 +2,7 @@
 
 An object is listed once: what a batch that was ingested has listed is left out of later ones, unless it was changed since
 (another generation) or had no row in the source's table and so was not used. A batch with a limit is a try-out: what it
-listed counts as not yet seen.
+listed counts as not yet seen. What was removed because somebody opted out is listed no more, unless its owner changes it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from smalti.accounting import Report
 from smalti.config import Source
 from smalti.errors import CorruptError, InputError, MissingObject
 from smalti.lake import Lake
+from smalti.optouts.removed import object_digest, removed_objects
 from smalti.reasons import RejectReason
 from smalti.settings import SourceRun
 
@@ -248,7 +249,7 @@ def _ingested_batches(lake: Lake, source: str, batch: str) -> list[str]:
 
 
 def _not_seen(lake: Lake, source: str, earlier: tuple[str, ...], pictures: pa.Table) -> pa.Table:
-    """The objects that no earlier batch has used, by (uri, generation)."""
+    """The objects that no earlier batch has used, by (uri, generation), and that are not removed because somebody opted out."""
     for batch in earlier:
         inventory = read_inventory(lake, source, batch)
         if inventory.limit is not None:
@@ -259,6 +260,11 @@ def _not_seen(lake: Lake, source: str, earlier: tuple[str, ...], pictures: pa.Ta
             waiting = rejects.filter(pc.is_in(rejects["reason"], value_set=_LOOKED_AT_AGAIN))
             used = used.join(waiting.select(["uri"]), "uri", join_type="left anti")
         pictures = pictures.join(used.select(["uri", "generation"]), ["uri", "generation"], join_type="left anti")
+    removed = removed_objects(lake)
+    if removed:
+        named = zip(pictures["uri"].to_pylist(), pictures["generation"].to_pylist(), strict=True)
+        stays = [object_digest(uri, generation) not in removed for uri, generation in named]
+        pictures = pictures.filter(pa.array(stays, pa.bool_()))
     return pictures.sort_by("uri").select(OBJECTS.names)
 
 

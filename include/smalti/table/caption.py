@@ -181,7 +181,7 @@ def caption_chunk(chunk: Chunk, settings: CaptionSettings) -> Results:
     captioner = _captioner(settings.engine)
     for index, result in zip(items, _ask(captioner, list(items.values())), strict=True):
         if result.status != OK:
-            log.warning("caption: %s failed: %s", rows[index]["id"], result.detail)
+            log.warning("caption: a picture failed: %s", result.detail)  # the table says which
         results[index] = result
     columns = caption_columns(settings.engine.name)
     return {

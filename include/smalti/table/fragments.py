@@ -15,6 +15,7 @@ from smalti import objects
 from smalti.compute import Shared
 from smalti.errors import InputError
 from smalti.images.decode import DecodeError, decode, probe
+from smalti.images.fingerprint import fingerprint
 from smalti.optouts.watch import KEY_COLUMNS, Watch
 from smalti.reasons import RejectReason
 from smalti.sources.rows import Group, Reject, SourceRow
@@ -35,7 +36,7 @@ class FragmentTask:
         licence: of rows that state none.
         reserved: whether the source says of each picture if it is reserved.
         settled: keys that an earlier try has rejected.
-        erased: what is asked to be erased, None: nothing; a row that its key names does not enter the table.
+        erased: what is asked to be erased, None: nothing; a row that its keys name, or that shows such a picture, does not enter the table.
     """
 
     table: str
@@ -73,8 +74,8 @@ def write_group(task: FragmentTask) -> FragmentOutcome:
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:
-            for gathered in _gathered(task, rejects):
-                rows = _not_erased(task, gathered)
+            for gathered in _gathered(task, rejects, erased):
+                rows = _not_named(task, gathered)
                 erased.append(len(gathered) - len(rows))
                 new = _new_rows(task, rows)
                 unchanged.extend({row["id"] for row in rows} - {row["id"] for row in new})
@@ -105,15 +106,22 @@ def write_group(task: FragmentTask) -> FragmentOutcome:
     return FragmentOutcome(tuple(fragments), len(unchanged), tuple(rejects), sum(erased))
 
 
-def check_picture(row: SourceRow, max_pixels: int) -> dict[str, Any] | Reject:
-    """Format, upright size and hash of a picture that decodes to its end; otherwise why it does not."""
+def check_picture(row: SourceRow, max_pixels: int, erased: Watch | None = None) -> dict[str, Any] | Reject | None:
+    """Format, upright size and hash of a picture that decodes to its end; otherwise why it does not. None: it is asked to be erased.
+
+    Args:
+        erased: what is; a picture is compared with its pictures while it is decoded, not with its keys.
+    """
     if not row.data:
         return Reject(row.key, row.uri, RejectReason.EMPTY, "it has no bytes")
     try:
         header = probe(row.data, max_pixels)
-        width, height = decode(row.data, max_pixels).size
+        picture = decode(row.data, max_pixels)
     except DecodeError as error:
         return Reject(row.key, row.uri, error.reason, error.detail)
+    width, height = picture.size
+    if erased is not None and len(erased.phash) and erased.knows(fingerprint(picture), width, height):
+        return None
     return {
         "format": header.format,
         "width": width,
@@ -131,8 +139,9 @@ def url_host(url: str | None) -> str | None:
         return None
 
 
-def _gathered(task: FragmentTask, rejects: list[Reject]) -> Iterator[list[dict[str, Any]]]:
-    """The rows of the group that hold a picture, some at a time; the others go to `rejects`."""
+def _gathered(task: FragmentTask, rejects: list[Reject], erased: list[int]) -> Iterator[list[dict[str, Any]]]:
+    """The rows of the group that hold a picture, some at a time; the others go to `rejects`, or are counted by `erased`."""
+    watch = task.erased.get() if task.erased is not None else None
     rows: list[dict[str, Any]] = []
     size = 0
     for row in task.group.read():
@@ -141,9 +150,12 @@ def _gathered(task: FragmentTask, rejects: list[Reject]) -> Iterator[list[dict[s
         if isinstance(row, Reject):
             rejects.append(row)
             continue
-        checked = check_picture(row, task.max_pixels)
+        checked = check_picture(row, task.max_pixels, watch)
         if isinstance(checked, Reject):
             rejects.append(checked)
+            continue
+        if checked is None:
+            erased.append(1)
             continue
         rows.append(_table_row(task, row, checked))
         size += len(row.data)
@@ -179,7 +191,7 @@ def _table_row(task: FragmentTask, row: SourceRow, picture: dict[str, Any]) -> d
     }
 
 
-def _not_erased(task: FragmentTask, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _not_named(task: FragmentTask, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without the rows that a request to erase names: their bytes are to be nowhere in the lake."""
     if task.erased is None:
         return rows
