@@ -37,11 +37,13 @@ from smalti.release.latest import (
     stored_latest,
 )
 from smalti.release.manifest import Manifest, beside, read_manifest, read_skip_file, read_stream_index
+from smalti.release.materialize import materialize
 from smalti.release.optouts import OptoutSnapshot
 from smalti.release.publish import publish, rollback, write_tree
 from smalti.release.successors import Succeeded, succeed, touched_versions
 from smalti.release.summary import samples_of, summary
 from smalti.release.tombstones import COLLECTED, Tombstone, read_tombstone, resumed_by, successor_of
+from smalti.release.tree_claims import position_of
 from smalti.release.verify import read_verified, verify, verify_manifest
 from smalti.settings import ReleaseRun
 from smalti.shards.part import committed_parts
@@ -295,6 +297,29 @@ def test_what_is_left_in_the_history_stays_live_when_nothing_is_left_of_latest(s
     assert gc(small, APPLY.model_copy(update={"grace_days": 0})).given_up == ()
     assert rollback(small, "set", "v1").version == "v1"
     assert live_versions(small, "set") == ("v1",)
+
+
+def test_a_tree_s_claim_that_is_lost_or_damaged(small: Lake) -> None:
+    """A commit object says the same as a claim that is lost: here that the tree was written with a later position, and without the
+    sample."""
+    run = release_run("demo", publish="tree")
+    make(small, run)
+    opt_out(small, "demo/1.jpg")
+    root, manifest = small.tree("set", "v1"), read_manifest(small.manifest("set", "v1"))
+    shutil.rmtree(path_of(root))
+    materialize(small.manifest("set", "v1"), root, optouts=1)
+    assert touched_versions(small, "set") == ()
+    claim = path_of(f"{root}/release.json")
+    claim.unlink()
+    assert position_of(manifest, root) == 1
+    assert touched_versions(small, "set") == ()
+    for damaged in (b"no JSON", b"[]"):
+        claim.write_bytes(damaged)
+        with pytest.raises(CorruptError, match=r"tree/release\.json: this does not say what the place holds"):
+            succeed(small, why=WHY)
+    claim.unlink()
+    path_of(f"{root}/tree.json").unlink()
+    assert touched_versions(small, "set") == ("v1",)
 
 
 def test_a_dataset_that_cannot_be_succeeded_keeps_no_other_one_waiting(small: Lake) -> None:

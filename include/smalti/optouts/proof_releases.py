@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from smalti.release.latest import Succession, live_versions, stored_latest
 from smalti.release.manifest import Manifest, StreamEntry, read_manifest
 from smalti.release.optouts import OptoutSnapshot, read_snapshot
 from smalti.release.skips import sha256
-from smalti.release.tree_claims import CLAIM, COMMIT, commit_tiers
+from smalti.release.tree_claims import COMMIT, commit_tiers, position_of
 
 Indices = Mapping[int, str]
 """index in a shard -> id"""
@@ -177,8 +176,8 @@ class Releases:
         if not names and manifest.publish != "tree":
             return False
         tiers = [commit_tiers(name) for name in names if COMMIT.fullmatch(name)]
-        claim = objects.read_versioned(objects.join_uri(root, CLAIM))
-        position = manifest.optouts if claim is None else int(json.loads(claim[0]).get("optouts", manifest.optouts))
+        claimed = position_of(manifest, root)
+        position = manifest.optouts if claimed is None else claimed
         left_out = {} if position == manifest.optouts else read_snapshot(self.lake, position).shards
         there = [
             (shard, index)

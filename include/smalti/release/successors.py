@@ -11,7 +11,6 @@ that are missing follow from LATEST.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from smalti.release.manifest import Manifest, read_manifest
 from smalti.release.optouts import newest_position, read_snapshot
 from smalti.release.publish import write_tree
 from smalti.release.tombstones import bury, read_tombstone
-from smalti.release.tree_claims import CLAIM
+from smalti.release.tree_claims import position_of
 from smalti.release.verify import read_verified, verify
 from smalti.settings import ReleaseRun
 
@@ -128,10 +127,10 @@ def uses(manifest: Manifest, parts: Collection[str]) -> bool:
 def holds_opted_out(lake: Lake, manifest: Manifest, newest: int) -> bool:
     """Whether a tree of the version holds what is opted out at the newest position: whoever reads a tree reads no snapshot."""
     root = lake.tree(manifest.dataset, manifest.version)
-    claim = objects.read_versioned(objects.join_uri(root, CLAIM))
-    if claim is None and manifest.publish != "tree" and not objects.list_names(root):
+    claimed = position_of(manifest, root)
+    if claimed is None and manifest.publish != "tree" and not objects.list_names(root):
         return False
-    position = manifest.optouts if claim is None else int(json.loads(claim[0]).get("optouts", manifest.optouts))
+    position = manifest.optouts if claimed is None else claimed
     if position >= newest:
         return False
     known = {} if position == manifest.optouts else read_snapshot(lake, position).shards

@@ -49,15 +49,8 @@ def claim_tree(manifest: Manifest, manifest_uri: str, tree_uri: str, position: i
         with contextlib.suppress(ConflictError):
             return position, not create_same(where, canonical_json(identity(manifest, position)))
         claim = read_bytes(where)  # somebody was faster
-    tree = f"a tree of {manifest.dataset} {manifest.version} ({manifest.digest[:12]})"
-    try:
-        there = int(json.loads(claim).get("optouts", manifest.optouts))
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise CorruptError(
-            "this does not say what the place holds",
-            where,
-            f"Remove it if the place holds {tree}, and run again; or write into another directory",
-        ) from error
+    tree = _name(manifest)
+    there = _position(manifest, claim, where)
     if claim != canonical_json(identity(manifest, there)):
         raise ConflictError(
             f"the place does not hold {tree}",
@@ -72,6 +65,30 @@ def claim_tree(manifest: Manifest, manifest_uri: str, tree_uri: str, position: i
         )
     create_same(where, claim)
     return there, True
+
+
+def position_of(manifest: Manifest, tree_uri: str) -> int | None:
+    """The position of opt-outs that a release's tree is of; None: nothing says, and it is to be the release's own.
+
+    Raises CorruptError if it does not say.
+    """
+    claim = _claimed(tree_uri)
+    return None if claim is None else _position(manifest, claim, join_uri(tree_uri, CLAIM))
+
+
+def _name(manifest: Manifest) -> str:
+    return f"a tree of {manifest.dataset} {manifest.version} ({manifest.digest[:12]})"
+
+
+def _position(manifest: Manifest, claim: bytes, where: str) -> int:
+    try:
+        return int(json.loads(claim).get("optouts", manifest.optouts))
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise CorruptError(
+            "this does not say what the place holds",
+            where,
+            f"Remove it if the place holds {_name(manifest)}, and run again; or write into another directory",
+        ) from error
 
 
 def _claimed(tree_uri: str) -> bytes | None:
