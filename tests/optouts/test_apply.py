@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 
 from smalti import cli, objects
-from smalti.errors import InputError
+from smalti.errors import InputError, MissingObject
 from smalti.lake import Lake
 from smalti.objects import read_bytes
 from smalti.optouts import apply as module
 from smalti.optouts.apply import apply, prove, refuse
+from smalti.optouts.match import match_parts
 from smalti.optouts.parse import parse, parse_text
 from smalti.optouts.preview import preview, read_preview
 from smalti.optouts.proof import prove as prove_request
@@ -28,6 +30,7 @@ from smalti.release.latest import live_versions
 from smalti.release.materialize import materialize
 from smalti.release.optouts import newest_position, read_snapshot
 from smalti.settings import OptoutRun
+from smalti.shards.part import Part, committed_parts
 from tests.conftest import snapshot
 from tests.maintenance.conftest import release
 from tests.optouts.conftest import RUN, deliver
@@ -191,6 +194,37 @@ def test_of_two_runs_at_once_the_page_shows_the_preview_that_was_stored(
     assert seen is not None
     assert seen.matched == 11
     assert read_bytes(released.optout_preview_page(run.request)).decode().count("<figure>") == 11
+
+
+def test_a_part_that_is_collected_while_it_is_looked_at_stops_no_preview(
+    released: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Maintenance takes part.json away first, then the rest."""
+    deliver(released, "third", [Row("1.jpg", stored(picture(41))), Row("2.jpg", stored(picture(42)))])
+    [part] = committed_parts(released, "third")
+
+    def collected(lake: Lake, parts: Sequence[Part], *arguments: Any, **keywords: Any) -> Any:
+        if objects.delete_object(lake.part_commit(part.source, part.name)):
+            objects.delete_object(lake.samples(part.source, part.name))
+        return real(lake, parts, *arguments, **keywords)
+
+    real = match_parts
+    monkeypatch.setattr("smalti.optouts.everywhere.match_parts", collected)
+    run = asked(released, "owner somebody")
+    seen = read_preview(released, run.request)
+    assert seen is not None
+    assert seen.reached is not None
+    assert seen.matched == 9
+    assert f"third/{part.name}" not in seen.reached.parts
+    assert apply(released, run).position == 1
+
+
+def test_a_preview_of_a_part_whose_samples_are_gone_is_an_error(released: Lake) -> None:
+    deliver(released, "third", [Row("1.jpg", stored(picture(41)))])
+    [part] = committed_parts(released, "third")
+    objects.delete_object(released.samples(part.source, part.name))
+    with pytest.raises(MissingObject):
+        asked(released, "owner somebody")
 
 
 def test_what_matches_little_more_than_was_seen_is_applied(released: Lake) -> None:

@@ -33,7 +33,7 @@ from smalti.optouts.resolution import Ledger
 from smalti.optouts.tables import match_tables
 from smalti.reasons import SkipReason
 from smalti.release.collect import shard_starts
-from smalti.shards.part import Part
+from smalti.shards.part import Part, not_collected
 from smalti.shards.replacements import append_step, read_log
 
 log = logging.getLogger("smalti")
@@ -93,10 +93,9 @@ def erase_parts(lake: Lake, *, match: Matcher | None = None, tables: Tables | No
         for part, erasure in left:
             try:
                 new = erase_part(lake, part, erasure)
-            except MissingObject:
-                if objects.exists(lake.part_commit(part.source, part.name)):
-                    raise
-                continue  # it was collected meanwhile
+            except MissingObject as error:
+                not_collected(lake, {part.name: part}, error)
+                continue
             if new is not None:
                 done.parts[f"{part.source}/{part.name}"] = new
                 done.samples += sum(map(len, erasure.shards.values()))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from smalti.errors import MissingObject
 from smalti.lake import Lake
 from smalti.optouts.ledger_rows import PLACE, in_order
 from smalti.optouts.match import match_parts
@@ -16,7 +17,7 @@ from smalti.optouts.reach import Reach
 from smalti.optouts.request import Request
 from smalti.optouts.resolution import Ledger
 from smalti.optouts.tables import Tables, each_id_once
-from smalti.shards.part import Part
+from smalti.shards.part import Part, not_collected
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Everywhere:
     unmatched: places of keys that no row has.
     reached: MATCHED, what a step of the ledger would have; None: nothing.
     versions: source -> version of its table.
+    parts: `<source>/<part>` that were compared: not those that were collected meanwhile.
     """
 
     rows: pa.Table
@@ -38,6 +40,7 @@ class Everywhere:
     unmatched: tuple[int, ...]
     reached: pa.Table | None
     versions: Mapping[str, int]
+    parts: frozenset[str]
 
 
 def match_everywhere(lake: Lake, parts: Mapping[str, Part], request: Request) -> Everywhere:
@@ -46,6 +49,15 @@ def match_everywhere(lake: Lake, parts: Mapping[str, Part], request: Request) ->
     Raises:
         MissingObject, CorruptError, LakeError: something cannot be read.
     """
+    left = dict(parts)
+    while True:
+        try:
+            return _match_everywhere(lake, left, request)
+        except MissingObject as error:
+            left = not_collected(lake, left, error)
+
+
+def _match_everywhere(lake: Lake, parts: Mapping[str, Part], request: Request) -> Everywhere:
     seen: list[Matched] = []
 
     def match(lake: Lake, parts: Sequence[Part], requests: Sequence[Request], known: pa.Table | None = None) -> Matched:
@@ -67,6 +79,7 @@ def match_everywhere(lake: Lake, parts: Mapping[str, Part], request: Request) ->
         reach.without_match(request),
         reach.found(request),
         reach.tables.versions,
+        frozenset(parts),
     )
 
 

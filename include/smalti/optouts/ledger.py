@@ -34,7 +34,7 @@ from smalti.optouts.request import READERS, Action, Request, read_answer
 from smalti.optouts.resolution import BLOCK, Block, Ledger, Resolution
 from smalti.release.optouts import newest_position, read_snapshot
 from smalti.release.skips import M, decompress, parse
-from smalti.shards.part import Part, part_names, read_part
+from smalti.shards.part import Part, not_collected, part_names, read_part
 from smalti.shards.replacements import read_log
 
 log = logging.getLogger("smalti")
@@ -183,10 +183,9 @@ def _step(
             parts = parts if fresh else all_parts(lake)
             try:
                 rows = reach.of(ledger, fresh, force, parts)
-            except MissingObject:
-                if all(objects.exists(lake.part_commit(each.source, each.name)) for each in parts.values()):
-                    raise
-                reach = None  # a part was collected meanwhile: what is left counts
+            except MissingObject as error:
+                not_collected(lake, parts, error)
+                reach = None  # what is left counts
                 continue
             if limits is not None:
                 check_limits(rows, {name: limits[name] for name in fresh if name in limits})

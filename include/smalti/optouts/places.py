@@ -9,13 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from smalti import objects
 from smalti.curation.readers import PartReader
 from smalti.errors import MissingObject
 from smalti.lake import Lake
 from smalti.optouts.ledger_rows import in_order, shows_its_own
 from smalti.release.optouts import OptoutSnapshot
-from smalti.shards.part import Part
+from smalti.shards.part import Part, not_collected
 
 _ROWS = 1 << 20
 """Rows of samples.parquet that are searched at a time."""
@@ -88,10 +87,9 @@ class Places:
                         faults.append(
                             f"a matched sample is in {shard} at {index}, which snapshot {snapshot.position} lacks"
                         )
-            except MissingObject:
-                if objects.exists(lake.part_commit(part.source, part.name)):
-                    raise
-                continue  # it was collected meanwhile
+            except MissingObject as error:
+                not_collected(lake, {part.name: part}, error)
+                continue
             self.parts, self.searched = self.parts + 1, self.searched + part.samples
         return faults
 

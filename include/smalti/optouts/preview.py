@@ -201,11 +201,10 @@ def page_of(lake: Lake, request: Request, found: Preview) -> bytes:
 def _make(lake: Lake, request: Request, turn: int) -> Preview:
     from smalti.optouts.everywhere import match_everywhere
 
-    parts = all_parts(lake)
-    seen = match_everywhere(lake, parts, request)
+    seen = match_everywhere(lake, all_parts(lake), request)
     made = _preview(lake, request, seen)
     if request.action != Action.QUERY:
-        reached = store_reached(lake, seen.reached, parts, seen.versions, seen.unmatched)
+        reached = store_reached(lake, seen.reached, seen.parts, seen.versions, seen.unmatched)
         made = made.model_copy(update={"reached": reached})
     objects.create_bytes(lake.optout_preview(request.id, turn), compress(made.encode()))
     found = read_preview(lake, request.id, turn)

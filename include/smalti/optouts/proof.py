@@ -32,7 +32,7 @@ from smalti.optouts.receipt import LISTED, Checks, Matched, Receipt, Unreachable
 from smalti.optouts.request import Action, Request, read_request
 from smalti.optouts.resolution import Ledger
 from smalti.release.optouts import read_snapshot
-from smalti.shards.part import Part
+from smalti.shards.part import Part, not_collected
 
 log = logging.getLogger("smalti")
 
@@ -104,13 +104,8 @@ def _anew(
     while True:
         try:
             return match(lake, [some[name] for name in sorted(some)], [request], known=known).rows
-        except MissingObject:
-            there = {
-                name: part for name, part in some.items() if objects.exists(lake.part_commit(part.source, part.name))
-            }
-            if len(there) == len(some):
-                raise
-            some = there  # the others were collected meanwhile
+        except MissingObject as error:
+            some = not_collected(lake, some, error)
 
 
 def _settled(lake: Lake, request: str, match: Matcher | None) -> tuple[Ledger, dict[str, Part]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
@@ -147,6 +147,14 @@ def committed_parts(lake: Lake, source: str, *, hidden: bool = False, log: Log |
         if not part.replaces or name in log.made:
             parts.append(part)
     return sorted(parts, key=lambda part: part.order)
+
+
+def not_collected(lake: Lake, parts: Mapping[str, Part], error: MissingObject) -> dict[str, Part]:
+    """What is left of parts where an object of one was missing: maintenance takes part.json away first. Raises `error` if all are there."""
+    left = {name: part for name, part in parts.items() if objects.exists(lake.part_commit(part.source, part.name))}
+    if len(left) == len(parts):
+        raise error
+    return left
 
 
 def is_abandoned(lake: Lake, source: str, name: str) -> bool:
