@@ -193,6 +193,20 @@ def test_of_two_runs_at_once_the_page_shows_the_preview_that_was_stored(
     assert read_bytes(released.optout_preview_page(run.request)).decode().count("<figure>") == 11
 
 
+def test_a_confirmed_request_whose_preview_is_lost_is_looked_at_again_if_it_matches_much(released: Lake) -> None:
+    run = asked(released, "owner somebody", confirm_above=3)
+    sure = run.model_copy(update={"confirmed_by": "Ada"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "resolve", lambda *_, **__: None)
+        apply(released, sure)  # answered, and then killed
+    objects.delete_object(released.optout_preview(run.request))
+    with pytest.raises(InputError, match="it matches 9 places now, and its preview is lost"):
+        apply(released, sure)
+    assert newest_position(released) == 0
+    report = preview(released, run)
+    assert apply(released, sure.model_copy(update={"seen": report.digest})).position == 1
+
+
 def test_what_matches_little_more_than_was_seen_is_applied(released: Lake) -> None:
     run = asked(released, "owner somebody")
     deliver(released, "third", [Row("1.jpg", stored(picture(41)))])
