@@ -227,6 +227,20 @@ def test_a_preview_of_a_part_whose_samples_are_gone_is_an_error(released: Lake) 
         asked(released, "owner somebody")
 
 
+def test_a_confirmed_request_whose_preview_is_lost_is_looked_at_again_if_it_matches_much(released: Lake) -> None:
+    run = asked(released, "owner somebody", confirm_above=3)
+    sure = run.model_copy(update={"confirmed_by": "Ada"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "resolve", lambda *_, **__: None)
+        apply(released, sure)  # answered, and then killed
+    objects.delete_object(released.optout_preview(run.request))
+    with pytest.raises(InputError, match="it matches 9 places now, and its preview is lost"):
+        apply(released, sure)
+    assert newest_position(released) == 0
+    report = preview(released, run)
+    assert apply(released, sure.model_copy(update={"seen": report.digest})).position == 1
+
+
 def test_what_matches_little_more_than_was_seen_is_applied(released: Lake) -> None:
     run = asked(released, "owner somebody")
     deliver(released, "third", [Row("1.jpg", stored(picture(41)))])

@@ -21,6 +21,8 @@ from smalti import objects
 from smalti.errors import LakeError
 from smalti.lake import Lake
 from smalti.objects import join_uri
+from smalti.optouts import inbox as module
+from smalti.optouts import parse as parsing
 from smalti.optouts.inbox import Taken, take_in
 from smalti.optouts.keys import KeyKind
 from smalti.optouts.request import Action, read_request, request_ids
@@ -324,6 +326,45 @@ def test_a_store_that_fails_for_one_file_says_so_without_its_name(lake: Lake, mo
     assert (one.stays, one.request) == (True, None)
     assert other.request is not None
     assert inbox(lake) == ["exclude/T-1/jane%20doe.txt"]
+
+
+def test_what_is_too_large_for_keys_is_put_aside_unread(any_lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smalti.optouts.inbox.MOST_BYTES", 20)
+    drop(any_lake, "exclude/T-1/all of them.csv", b"kind,value\n" + b"id,cats/1\n" * 9)
+    drop(any_lake, "exclude/T-2/a.txt", b"id cats/1")
+    monkeypatch.setattr(objects, "read_versioned", only(objects.read_versioned, "all%20of", "all of"))
+    large, small = take(any_lake)
+    assert (large.request, large.stays, small.fault) == (None, False, "")
+    assert "it has 101 bytes, and a file of keys or a picture at most 20" in large.fault
+    assert inbox(any_lake) == []
+    put = [each.uri for each in objects.list_objects(any_lake.optout_rejected_root()) if each.uri.endswith(".csv")]
+    assert [len(objects.read_bytes(each)) for each in put] == [101]
+    said = json.loads(objects.read_bytes(any_lake.optout_rejected(large.id)))
+    assert said["value"] == "exclude/T-1/all of them.csv"
+
+
+def only(real: Callable[[str], Any], *never: str) -> Callable[[str], Any]:
+    def read(uri: str) -> Any:
+        assert not any(each in uri for each in never)
+        return real(uri)
+
+    return read
+
+
+def test_whatever_is_wrong_with_one_file_keeps_no_other_waiting(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    drop(lake, "exclude/T-1/secret.txt", b"id cats/1")
+    drop(lake, "exclude/T-2/b.txt", b"id cats/2")
+
+    def parse(data: bytes, *given: Any, **named: Any) -> Any:
+        if b"cats/1" in data:
+            raise RecursionError("in secret.txt")
+        return parsing.parse(data, *given, **named)
+
+    monkeypatch.setattr(module, "parse", parse)
+    bad, good = take(lake)
+    assert (bad.request, bad.stays, good.fault) == (None, True, "")
+    assert bad.fault == "a file of the inbox cannot be taken (RecursionError). Look at it, and hand it in another way"
+    assert inbox(lake) == ["exclude/T-1/secret.txt"]
 
 
 def test_names_of_files_cannot_be_guessed_from_what_says_that_one_failed(

@@ -51,8 +51,9 @@ def test_no_url_that_is_a_key_is_passed_over(texts: list[str], end: str) -> None
     spelled = {each: one_by_one(KeyKind.URL, each) for each in texts}
     keys = {each for each in spelled.values() if _is_url(each)}
     for some in (keys, *({key} for key in keys)):  # beside others a key may be found by chance
-        frame = pl.DataFrame({"url": texts}, schema={"url": pl.String}).filter(Tails.of(some).may_be("url"))
-        assert {text for text in texts if spelled[text] in some} <= set(frame["url"])
+        for looked in (Tails.of(some), Prefixes(tuple(some))):
+            found = looked.among(pl.DataFrame({"url": texts}, schema={"url": pl.String}))
+            assert {text for text in texts if spelled[text] in some} <= set(found["url"])
 
 
 def test_what_cannot_be_spelled_has_a_prefix_for_parts_as_for_new_data() -> None:
@@ -71,7 +72,7 @@ def test_what_cannot_be_spelled_has_a_prefix_for_parts_as_for_new_data() -> None
 
 def test_most_other_urls_are_passed_over() -> None:
     frame = pl.DataFrame({"url": [f"https://a.org/{n:09d}.jpg" for n in range(1000)]})
-    found = frame.filter(Tails.of([f"https://a.org/{7:09d}.jpg", "https://a.org/b/c.html"]).may_be("url"))
+    found = Tails.of([f"https://a.org/{7:09d}.jpg", "https://a.org/b/c.html"]).among(frame)
     assert found["url"].to_list() == ["https://a.org/000000007.jpg"]
 
 

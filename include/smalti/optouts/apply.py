@@ -67,15 +67,15 @@ def apply(lake: Lake, run: OptoutRun) -> ApplyReport:
         raise InputError(f"request {request.id} was refused", "opt-outs", "Hand it in again if that was wrong")
     turn = turns(lake, request.id)
     seen = read_preview(lake, request.id, turn) if turn else None
-    limits = {} if seen is None else {request.id: max(request.confirm_above, seen.matched)}
+    limits = {request.id: max(request.confirm_above, 0 if seen is None else seen.matched)}
     looked = {} if seen is None or seen.reached is None else {request.id: seen.reached}
     try:
         resolve(lake, [request.id], limits=limits, looked=looked)
     except TooMany as error:
-        assert seen is not None
+        before = "its preview is lost" if seen is None else f"{seen.matched} when it was looked at"
         page = look_again(lake, request, turn + 1)
         raise InputError(
-            f"request {request.id} waits for a person: it matches {error.matched} places now, and {seen.matched} when it was looked at",
+            f"request {request.id} waits for a person: it matches {error.matched} places now, and {before}",
             page,
             "Look at its new page and confirm it: clear the run from `preview` on, or `smalti optout apply REQUEST --yes`",
         ) from error

@@ -19,6 +19,9 @@ from smalti.optouts.request import Request
 from smalti.optouts.urls import WHITE, Prefixes, Tails, below, spelled_hosts, spelled_urls
 from smalti.shards.samples import KEYS
 
+_FEW = 64
+"""Texts that polars looks for in one pass (Aho, Corasick 1975) in a third of the time in which it cuts off and compares the ends."""
+
 Outcome = TypeVar("Outcome")
 
 _TEXTS = {KeyKind.ID: "id", KeyKind.OWNER: "owner"}
@@ -132,10 +135,10 @@ class Direct:
         return self._of(KeyKind.URL), self._of(KeyKind.PREFIX)
 
     @cached_property
-    def _may_be(self) -> tuple[Tails, Prefixes]:
-        """Other URLs need not be spelled."""
-        urls, prefixes = self._urls
-        return Tails.of(urls["value"].unique()), Prefixes(tuple(prefixes["value"].unique().sort()))
+    def _may_be(self) -> tuple[Tails | Prefixes, Prefixes]:
+        """By URL and by prefix: others need not be spelled. Few URLs are looked for as prefixes are, which one pass does for all of them."""
+        urls, prefixes = (tuple(keys["value"].unique().sort()) for keys in self._urls)
+        return Prefixes(urls) if len(urls) <= _FEW else Tails.of(urls), Prefixes(prefixes)
 
     def _look(self, reader: Rows, part: int, start: int, first: int) -> Any:
         """Of one chunk."""
@@ -185,9 +188,9 @@ class Direct:
     def _by_url(self, frame: Any) -> Iterator[Any]:
         """frame: row, url."""
         urls, prefixes = self._urls
-        tails, cuts = self._may_be
+        mine, cuts = self._may_be
         if urls.height:
-            some = spelled_urls(frame.filter(tails.may_be("url")))
+            some = spelled_urls(mine.among(frame))
             yield _hits(some.select("row", value="spelled"), urls, urls["value"])
         if prefixes.height:
             yield _hits(cuts.find(spelled_urls(cuts.among(frame))), prefixes)

@@ -37,6 +37,9 @@ from smalti.release.skips import sha256
 QUIET = 2.0
 """Seconds for which a file on a file system must not have changed."""
 
+MOST_BYTES = 256 << 20
+"""Of a file. A million keys of 200 characters have 200 MB, and no picture that a source may bring is as large; what is larger would be read whole."""
+
 ACTIONS = (Action.EXCLUDE, Action.ERASE, Action.QUERY)
 """What a folder of the inbox may be called."""
 
@@ -102,10 +105,17 @@ def _name(lake: Lake, info: ObjectInfo) -> str:
     return info.uri.removeprefix(lake.optout_inbox())
 
 
+def _written_name(lake: Lake, info: ObjectInfo) -> str:
+    """The same as people wrote it."""
+    return _name(lake, info) if info.uri.startswith("gs://") else unquote(_name(lake, info))
+
+
 def _take(lake: Lake, info: ObjectInfo, salt: Salt) -> Taken | None:
     """One file. None: somebody else has taken it meanwhile."""
     name = _name(lake, info)
     try:
+        if info.size > MOST_BYTES:
+            return _put_aside(lake, info, salt)
         read = objects.read_versioned(info.uri)
         if read is None:
             return None
@@ -116,6 +126,33 @@ def _take(lake: Lake, info: ObjectInfo, salt: Salt) -> Taken | None:
     except SmaltiError as error:
         fault = nameless(str(error), info.uri, name, "a file of the inbox")
         return Taken(salt.name_of(name.encode()), None, fault, stays=True)
+    except (
+        Exception
+    ) as error:  # whatever is wrong with one file keeps no other waiting; what such an error says may be of the file
+        fault = f"a file of the inbox cannot be taken ({type(error).__name__}). Look at it, and hand it in another way"
+        return Taken(salt.name_of(name.encode()), None, fault, stays=True)
+
+
+def _put_aside(lake: Lake, info: ObjectInfo, salt: Salt) -> Taken:
+    """What is too large to be keys goes to optouts/rejected unread, and leaves the inbox."""
+    identity = salt.name_of(_submission(_name(lake, info), info.generation).encode())
+    name = _written_name(lake, info)
+    rejected = _rejected_file(lake, identity, name)
+    fault = InputError(
+        f"it has {info.size:,} bytes, and a file of keys or a picture at most {MOST_BYTES:,}",
+        rejected,
+        "Split it into files of 100,000 keys each, and drop those",
+    )
+    why = RejectedRow(0, name[1:], f"{fault.what.rstrip('.')}. {fault.fix}")
+    objects.create_bytes(lake.optout_rejected(identity), Parsed(rejected=(why,)).encode_rejected())
+    objects.copy_object(info.uri, rejected)
+    removed = objects.delete_object(info.uri, info.generation)
+    return Taken(identity, None, str(fault), stays=not removed and objects.exists(info.uri))
+
+
+def _rejected_file(lake: Lake, identity: str, name: str) -> str:
+    suffix = PurePosixPath(name).suffix.encode("ascii", "replace").decode()[:16]
+    return lake.optout_rejected_file(identity, f".{safe_name(suffix[1:])}" if suffix else "")
 
 
 def _submission(name: str, generation: str) -> str:
@@ -125,10 +162,9 @@ def _submission(name: str, generation: str) -> str:
 
 def _request_of(lake: Lake, info: ObjectInfo, data: bytes, submission: str, salt: Salt) -> Taken:
     """The request in the ledger; or the file, and what is wrong with it, in optouts/rejected."""
-    name = _name(lake, info) if info.uri.startswith("gs://") else unquote(_name(lake, info))
+    name = _written_name(lake, info)
     identity = salt.name_of(submission.encode())
-    suffix = PurePosixPath(name).suffix.encode("ascii", "replace").decode()[:16]
-    rejected = lake.optout_rejected_file(identity, f".{safe_name(suffix[1:])}" if suffix else "")
+    rejected = _rejected_file(lake, identity, name)
     parsed = Parsed()
     try:
         action, reference = _asked(name, rejected)

@@ -101,17 +101,17 @@ class Tails:
             by_length.setdefault(length, set()).add(path[-length:])
         return cls(tuple((length, _texts(some)) for length, some in sorted(by_length.items())), bare)
 
-    def may_be(self, column: str) -> Any:
-        """A polars expression over a column of URLs."""
+    def among(self, urls: Any) -> Any:
+        """Those of some URLs, as sources write them, that may be one of the keys. urls: frame with `url`."""
         import polars as pl
 
-        url = pl.col(column).str.strip_chars_end(WHITE)
+        url = pl.col("url").str.strip_chars_end(WHITE)
         found = url.str.ends_with("?") | url.str.contains("#", literal=True)
         for length, values in self.values:
             found |= url.str.tail(length).is_in(values.implode())
         if self.bare:
             found |= url.str.contains(_NO_PATH)
-        return found
+        return urls.filter(found)
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,12 @@ class Prefixes:
             return urls.clear()
         url, (hosts, paths) = pl.col("url"), self._texts
         odd = (url.str.len_bytes() != url.str.len_chars()) | url.str.contains("[", literal=True)
-        found = urls.filter(odd | url.str.contains_any(hosts.implode(), ascii_case_insensitive=True))
-        return found if paths is None else found.filter(url.str.contains_any(paths.implode()))
+        has_host = odd | url.str.contains_any(hosts.implode(), ascii_case_insensitive=True)
+        if paths is None:
+            return urls.filter(has_host)
+        has_path = url.str.contains_any(paths.implode())
+        first, second = (has_path, has_host) if len(paths) <= len(hosts) else (has_host, has_path)
+        return urls.filter(first).filter(second)  # few texts are looked for in all, many in what is left
 
     @cached_property
     def _groups(self) -> list[tuple[Any, bool, Any]]:
