@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import polars as pl  # noqa: TID253
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
+from smalti.curation.readers import PartReader
 from smalti.errors import CorruptError, MissingObject
 from smalti.lake import Lake
 from smalti.objects import delete_object, local_path
 from smalti.optouts.match import match_parts
 from smalti.optouts.matched import MATCHED
-from smalti.optouts.pictures import NEAR_LOOKED
+from smalti.optouts.nodes import Nodes
+from smalti.optouts.pictures import NEAR_LOOKED, Pictures
+from smalti.optouts.prints import Prints
 from tests.optouts.making import Sample, brighter, image_key, named, put_part, request
 
 ODD = [
@@ -107,6 +112,29 @@ def test_a_picture_finds_what_was_encoded_again_and_a_flat_one_its_bytes_alone(l
         (new.id, "s1/wide", "near"),
     }
     assert found.near_found == {each.id: 1 for each in (photo, page, new)}
+
+
+def test_many_pictures_of_what_many_samples_show_are_gone_through_in_pieces(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept is no product of the two; every key that is shown counts, also one that is never the first of a row."""
+    monkeypatch.setattr("smalti.optouts.spread._PAIRS", 16)
+    part = put_part(lake, "s1", 1, [Sample(f"k{n}", n, phash=n % 2, size=(600, 600 + n % 2)) for n in range(12)])
+    many = [image_key(Sample("", f"a{n}", phash=n % 2, size=(600, 600 + n % 3))) for n in range(9)]
+    others = [image_key(Sample("", f"b{n}", phash=0, colour=brighter(50), size=(600, 600))) for n in range(2)]
+    far = [image_key(Sample("", "c", phash=1, size=(900, 600)))]
+    asked = [request(*many, *others, name="a"), request(*many[3:5], *far, name="b")]
+    reader = PartReader(lake, (part,))
+    nothing = pl.DataFrame(pl.from_arrow(MATCHED.empty_table()))
+    nodes = Nodes.of(reader, Prints.read(reader), nothing)
+    hits = Pictures.of_keys(asked).find(nodes)
+    assert hits.height <= 2 * 12 + len(many) + 2
+    found = match_parts(lake, [part], asked)
+    assert named(found.rows, "request", "id") == {(each.id, f"s1/k{n}") for each in asked for n in range(12)}
+    for each, without in zip(asked, ({key.value for key in others}, {key.value for key in far}), strict=True):
+        assert {each.keys[at].value for at in found.unmatched[each.id]} == without
+        first = min({*range(len(each.keys))} - {*found.unmatched[each.id]})
+        assert named(found.rows.filter(pc.equal(found.rows["request"], each.id)), "key", "how") == {(first, "key")}
 
 
 def test_near_ones_are_bounded_and_said_to_be(lake: Lake) -> None:

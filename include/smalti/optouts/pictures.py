@@ -16,7 +16,7 @@ from smalti.images.fingerprint import RECOMMENDED_DISTANCE, colours_agree_pairs
 from smalti.optouts.nodes import Nodes
 from smalti.optouts.prints import FLAT, HASHED
 from smalti.optouts.request import Request
-from smalti.optouts.spread import near_hashes
+from smalti.optouts.spread import batches, near_hashes, ranges
 from smalti.shards.samples import THUMBNAIL
 
 NEAR_DISTANCE = 6
@@ -78,25 +78,51 @@ class Pictures:
         return Pictures(*(each[places] for each in fields))
 
     def find(self, nodes: Nodes) -> Any:
-        """Rows that show one of them, as a polars frame: row, request, key. Flat ones are found by their bytes alone, which is not done here."""
+        """Rows that show one of them, as a polars frame: row, request, key. Flat ones are found by their bytes alone, which is not done here.
+
+        Of the keys of a request that show a row the first one is named, and of every key that any row shows one row: a thousand pictures of a
+        stand-in that a million rows have are a billion pairs, which are gone through piece by piece, and of which so much is kept.
+        """
         import polars as pl
 
-        some = self.take(self.kind == HASHED)
-        nothing = np.empty(0, np.uint64)
-        nodes.add(nodes.prints.candidates(nothing, np.unique(some.phash), RECOMMENDED_DISTANCE))
+        some = self.take(np.flatnonzero(self.kind == HASHED))
+        some = some.take(np.argsort(some.phash, kind="stable"))
+        nodes.add(nodes.prints.candidates(np.empty(0, np.uint64), np.unique(some.phash), RECOMMENDED_DISTANCE))
         table = nodes.frame().filter("hashed").filter(pl.Series(nodes.row >= 0).filter(pl.Series(nodes.kind == HASHED)))
-        pairs = near_hashes(some.phash, table["phash"].to_numpy())
-        asked = pl.DataFrame({"of": some.phash, "place": np.arange(len(some)), "its": some.ratio})
-        pairs = pairs.join(asked, on="of").join(table.select("phash", "node", "ratio"), on="phash")
-        pairs = pairs.filter((pl.col("its") - pl.col("ratio")).abs() <= ASPECT_TOLERANCE).sort("place", "node")
-        place, node = pairs["place"].to_numpy(), pairs["node"].to_numpy()
+        asked = pl.DataFrame({"of": some.phash, "at": np.arange(len(some)), "its": some.ratio})
+        lists = asked.group_by("of").agg(
+            start=pl.col("at").min(), size=pl.len().cast(pl.Int64), low=pl.col("its").min(), high=pl.col("its").max()
+        )
+        tasks = near_hashes(some.phash, table["phash"].to_numpy())
+        tasks = tasks.join(lists, on="of").join(table.select("phash", "node", "ratio"), on="phash")
+        ratio = pl.col("ratio")
+        tasks = tasks.filter(ratio >= pl.col("low") - ASPECT_TOLERANCE, ratio <= pl.col("high") + ASPECT_TOLERANCE)
+        node, start, size = (tasks.sort("node", "start")[name].to_numpy() for name in ("node", "start", "size"))
         nodes.load(node)
-        same = np.zeros(len(node), np.bool_)
-        for start in range(0, len(node), 1 << 16):
-            rows = slice(start, start + (1 << 16))
-            same[rows] = colours_agree_pairs(some.colour[place[rows]], nodes.colour(node[rows]))
-        place, node = place[same], node[same]
-        return hits(nodes.row[node], some.request[place], some.key[place])
+        found = [_first(hits(*(np.empty(0, np.int64) for _ in range(3))))]
+        for piece in batches(np.arange(len(node)), size):
+            task, at = ranges(piece, start[piece], size[piece])
+            close = np.abs(nodes.ratio[node[task]] - some.ratio[at]) <= ASPECT_TOLERANCE
+            its, at = node[task[close]], at[close]
+            same = np.zeros(len(its), np.bool_)
+            for low in range(0, len(its), _COMPARED):
+                rows = slice(low, low + _COMPARED)
+                same[rows] = colours_agree_pairs(some.colour[at[rows]], nodes.colour(its[rows]))
+            found.append(_first(hits(nodes.row[its[same]], some.request[at[same]], some.key[at[same]])))
+        return _first(pl.concat(found))
+
+
+_COMPARED = 1 << 16
+"""Pairs of thumbnails that are compared at a time: 2 x 6 MiB."""
+
+
+def _first(found: Any) -> Any:
+    """Of entries the first key of each row and request, and the first row of each key."""
+    import polars as pl
+
+    rows = found.group_by("row", "request").agg(pl.col("key").min())
+    keys = found.group_by("request", "key").agg(pl.col("row").min())
+    return pl.concat([rows.select(found.columns), keys.select(found.columns)]).unique().sort("row", "request", "key")
 
 
 def hits(row: Ints, request: Ints, key: Ints) -> Any:

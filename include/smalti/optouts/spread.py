@@ -185,24 +185,24 @@ class _Comparisons:
             found.append((self.code[open_[alike]], self.keys[at[alike]]))
             open_ = open_[~np.isin(self.code[open_], found[-1][0])]
         open_ = open_[self.size[open_] > _STEPS]
-        for tasks in _batches(open_, self.size[open_] - _STEPS):
-            task, at = _ranges(tasks, self.start[tasks] + _STEPS, self.size[tasks] - _STEPS)
+        for tasks in batches(open_, self.size[open_] - _STEPS):
+            task, at = ranges(tasks, self.start[tasks] + _STEPS, self.size[tasks] - _STEPS)
             alike = self.nodes.alike(self.listed[at], self.node[task])
             found.append((self.code[task[alike]], self.keys[at[alike]]))
         return np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
 
     def _in_lists(self) -> Ints:
         starts, first = np.unique(self.start, return_index=True)
-        return _ranges(starts, starts, self.size[first])[1]
+        return ranges(starts, starts, self.size[first])[1]
 
 
-def _ranges(of: Ints, start: Ints, size: Ints) -> tuple[Ints, Ints]:
+def ranges(of: Ints, start: Ints, size: Ints) -> tuple[Ints, Ints]:
     """For each of some numbers the places of its range: the number, place by place, and the places."""
     before = np.cumsum(size) - size
     return np.repeat(of, size), np.repeat(start - before, size) + np.arange(int(size.sum()))
 
 
-def _batches(of: Ints, size: Ints) -> list[Ints]:
+def batches(of: Ints, size: Ints) -> list[Ints]:
     """Split so that the sizes of each piece add up to _PAIRS or little more."""
     number = (np.cumsum(size) - size) // _PAIRS
     return np.split(of, np.flatnonzero(number[1:] != number[:-1]) + 1) if len(of) else []
