@@ -317,6 +317,7 @@ def query(file: File, lake: LakeUri = "", as_json: Json = False) -> None:
         "in_tables_only": len(only),
         "held_in_tables_only": [{"id": row["id"], "how": row["how"]} for row in only[:_PLACES_LISTED]],
         "near": [_place(row) for row in near[:_PLACES_LISTED]],
+        "near_unseen": matched.near_unseen,
         "unmatched": len(unmatched),
         "unmatched_keys": [{"kind": key.kind.value, "value": key.value} for key in unmatched[:_LISTED]],
         "rejected": len(parsed.rejected),

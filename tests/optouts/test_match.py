@@ -10,12 +10,15 @@ import pytest
 from smalti.curation.readers import PartReader
 from smalti.errors import CorruptError, MissingObject
 from smalti.lake import Lake
-from smalti.objects import delete_object, local_path
+from smalti.objects import delete_object, local_path, read_bytes
 from smalti.optouts.match import match_parts
 from smalti.optouts.matched import MATCHED
 from smalti.optouts.nodes import Nodes
 from smalti.optouts.pictures import NEAR_LOOKED, Pictures
+from smalti.optouts.preview import preview
 from smalti.optouts.prints import Prints
+from smalti.optouts.request import submit
+from smalti.settings import OptoutRun
 from tests.optouts.making import Sample, brighter, image_key, named, put_part, request
 
 ODD = [
@@ -145,6 +148,11 @@ def test_near_ones_are_bounded_and_said_to_be(lake: Lake) -> None:
     assert (found.rows.num_rows, found.near.num_rows) == (1, 10)
     assert (found.near_found, found.near_unseen) == ({asked.id: NEAR_LOOKED}, {asked.id: 40})
     assert match_parts(lake, [part], [asked], near=0).near.num_rows == 0
+
+    submit(lake, asked)
+    report = preview(lake, OptoutRun(request=asked.id))
+    assert report.warnings == (f"40 samples may look like what request {asked.id} names, and were not looked at",)
+    assert "40 more are as near by their hashes" in read_bytes(report.page).decode()
 
 
 def test_a_lake_without_parts_leaves_every_key_unmatched(lake: Lake) -> None:

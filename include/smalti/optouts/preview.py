@@ -62,6 +62,7 @@ class Preview(Model):
     unmatched: int = Field(description="keys that match nothing")
     shown: tuple[Listed, ...] = Field(description="the first matches, those that keys name before copies")
     shown_near: tuple[Listed, ...] = ()
+    near_unseen: int = Field(0, description="samples of a hash as near that were not looked at: there were too many")
     was: str = Field(
         "", description="digest of what it was before ids of erased samples were taken out; empty: none were"
     )
@@ -69,7 +70,7 @@ class Preview(Model):
 
     def encode(self) -> bytes:
         """The object's content."""
-        unused = {name for name in ("was", "reached") if not getattr(self, name)}
+        unused = {name for name in ("near_unseen", "was", "reached") if not getattr(self, name)}
         return canonical_json(self.model_dump(mode="json", exclude=unused))
 
     def digest(self) -> str:
@@ -233,6 +234,7 @@ def _preview(lake: Lake, request: Request, found: Everywhere) -> Preview:
         unmatched=len(found.unmatched),
         shown=_listed(rows),
         shown_near=_listed(found.near),
+        near_unseen=found.near_unseen,
     )
 
 
@@ -272,4 +274,8 @@ def _warnings(request: Request, found: Preview) -> tuple[str, ...]:
         said.append(f"{request.rejected} rows of request {request.id} are no keys: see optouts/rejected")
     if found.unmatched:
         said.append(f"{found.unmatched} of {found.keys} keys of request {request.id} match nothing")
+    if found.near_unseen:
+        said.append(
+            f"{found.near_unseen} samples may look like what request {request.id} names, and were not looked at"
+        )
     return tuple(said)

@@ -44,7 +44,7 @@ def render(lake: Lake, request: Request, preview: Preview) -> str:
     sections = [
         where,
         _pictures(lake, "What matches", preview.shown, preview.matched),
-        _pictures(lake, "What nearly matches, and stays", preview.shown_near, preview.near),
+        _pictures(lake, "What nearly matches, and stays", preview.shown_near, preview.near, _unseen(preview)),
     ]
     return document(f"Opt-out {request.id}", [head, *sections])
 
@@ -53,12 +53,21 @@ def _rows(counts: dict[str, int]) -> list[tuple[str, str]]:
     return [(escape(name), number(count)) for name, count in sorted(counts.items())]
 
 
-def _pictures(lake: Lake, title: str, listed: Sequence[Listed], count: int) -> str:
-    if not listed:
+def _unseen(preview: Preview) -> str:
+    if not preview.near_unseen:
+        return ""
+    return (
+        f"<p class=note>There were too many to compare them all: {number(preview.near_unseen)} more are as near by their hashes, were not "
+        "looked at, and stay.</p>"
+    )
+
+
+def _pictures(lake: Lake, title: str, listed: Sequence[Listed], count: int, note: str = "") -> str:
+    if not (listed or note):
         return ""
     more = f"<p class=note>{min(PICTURES, len(listed))} of {number(count)}.</p>" if count > PICTURES else ""
     figures = "".join(_picture(lake, each) for each in listed[:PICTURES])
-    return f"<section><h2>{title}</h2>{more}<div class=grid>{figures}</div></section>"
+    return f"<section><h2>{title}</h2>{more}{note}<div class=grid>{figures}</div></section>"
 
 
 def _picture(lake: Lake, listed: Listed) -> str:
