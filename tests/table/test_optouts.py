@@ -7,6 +7,7 @@ import io
 from typing import Any
 
 import lance  # noqa: TID253
+import pyarrow as pa
 import pytest
 from PIL import Image
 
@@ -26,6 +27,7 @@ from smalti.table import columns as columns_module
 from smalti.table import fingerprint as module
 from smalti.table import fragments as fragments_module
 from smalti.table import ingest as ingest_module
+from smalti.table.asked_back import leave_out
 from smalti.table.caption import caption
 from smalti.table.columns import Filled, Filling, backfill
 from smalti.table.fingerprint import FingerprintReport, fingerprint
@@ -243,6 +245,21 @@ def test_what_was_captioned_before_the_request_stays_captioned(lake: Lake, run: 
     assert caption(lake, run).model_dump(exclude={"seconds", "computed"}) == before.model_dump(
         exclude={"seconds", "computed"}
     )
+
+
+def test_rows_that_an_older_smalti_fingerprinted_are_refused_and_never_compared(lake: Lake, run: SourceRun) -> None:
+    fingerprint(lake, run)
+    table = lance.dataset(lake.table("made"))
+    table.drop_columns(["colour"])
+
+    @lance.batch_udf(output_schema=pa.schema([("colour", pa.binary(192))]))
+    def older(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([pa.array([bytes(192)] * batch.num_rows, pa.binary(192))], ["colour"])
+
+    table.add_columns(older, read_columns=["id"])
+    ask(lake, Action.EXCLUDE, Key(kind=KeyKind.IMAGE, value="c" * 64, fingerprint=printed(again(2))))
+    with pytest.raises(InputError, match=r"made\.lance: fingerprinted by an older smalti: thumbnails of 192 bytes"):
+        leave_out(lake, "made", "b1", "caption")
 
 
 ROBOTS: dict[str, Any] = {"p0.jpg": "noindex, NoImageAI", "p1.jpg": "noindex", "p2.jpg": "", "p3.jpg": "?"}

@@ -19,6 +19,7 @@ from smalti.lake import Lake
 from smalti.optouts.ledger import settle
 from smalti.optouts.watch import KEY_COLUMNS, Watch, load_watch
 from smalti.reasons import DropReason
+from smalti.shards.samples import check_thumbnails
 from smalti.table import store
 from smalti.table.target import fragments_of
 
@@ -85,6 +86,7 @@ def _look(task: _Task) -> list[tuple[str, str]]:
         ).to_batches()
         for each in batches:
             rows = pa.Table.from_batches([each])
+            check_thumbnails(rows["colour"], task.table)
             asked = pc.or_(pa.array(watch.asks(rows), pa.bool_()), pa.array(watch.knows_of(rows)))
             some = rows.filter(asked)
             found += zip(some["id"].to_pylist(), some["sha256"].to_pylist(), strict=True)
