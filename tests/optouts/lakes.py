@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +19,7 @@ from smalti.lake import Lake
 from smalti.optouts.keys import Key, KeyKind, key_of
 from smalti.optouts.matched import MATCHED, ORDER
 from smalti.optouts.request import Action, Answer, Request, ordered, request_id, submit, write_answer
+from smalti.optouts.resolution import Ledger, Resolution
 from smalti.shards.part import Part
 from smalti.shards.samples import SCHEMA, encode_samples
 
@@ -94,6 +95,14 @@ def ask(
 
 def take_back(lake: Lake, request: str, submission: str = "test") -> str:
     return ask(lake, action=Action.WITHDRAW, withdraws=request, submission=submission)
+
+
+def ledger_of(steps: Iterable[Resolution]) -> Ledger:
+    """What steps, in their order, come to, without blocks."""
+    found = Ledger()
+    for step in steps:
+        found.add(step.as_block())
+    return found
 
 
 def rows_of(lake: Lake, part: Part) -> list[dict[str, Any]]:

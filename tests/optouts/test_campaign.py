@@ -13,13 +13,13 @@ from smalti.optouts.ledger import all_parts, settle, state
 from smalti.optouts.match import match_parts
 from smalti.optouts.proof import prove
 from smalti.optouts.request import read_request, request_ids
-from smalti.optouts.resolution import Ledger
 from smalti.optouts.status import State, standings
 from smalti.release.latest import live_versions
 from smalti.release.manifest import read_manifest
 from smalti.release.optouts import newest_position, read_snapshot
 from smalti.release.summary import samples_of
 from tests.optouts import campaign
+from tests.optouts.lakes import ledger_of
 from tests.optouts.test_ledger import steps
 from tests.optouts.test_proof import selected
 
@@ -80,7 +80,7 @@ def the_ledger_follows(lake: Lake) -> None:
     made = steps(lake)
     assert newest_position(lake) == len(made)
     for position in range(1, len(made) + 1):
-        assert read_snapshot(lake, position) == Ledger.of(made[:position]).snapshot()
+        assert read_snapshot(lake, position) == ledger_of(made[:position]).snapshot()
     requests = [read_request(lake, name) for name in request_ids(lake)]
     rows = match_parts(lake, [*all_parts(lake).values()], requests).rows
     places: dict[str, set[int]] = {}

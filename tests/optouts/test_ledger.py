@@ -22,7 +22,7 @@ from smalti.optouts.resolution import Ledger, Resolution
 from smalti.release.optouts import OptoutSnapshot, newest_position, read_snapshot
 from smalti.release.skips import decompress, parse
 from tests.maintenance.conftest import Died, dying_after
-from tests.optouts.lakes import NOW, Looked, Matched, Sample, add_part, ask, match, places_of, take_back
+from tests.optouts.lakes import NOW, Looked, Matched, Sample, add_part, ask, ledger_of, match, places_of, take_back
 
 
 @pytest.fixture
@@ -55,9 +55,9 @@ def check(lake: Lake) -> OptoutSnapshot:
     made = steps(lake)
     assert newest_position(lake) == len(made)
     for position in range(1, len(made) + 1):
-        assert read_snapshot(lake, position) == Ledger.of(made[:position]).snapshot()
+        assert read_snapshot(lake, position) == ledger_of(made[:position]).snapshot()
     ledger = state(lake)
-    told = Ledger.of(made)
+    told = ledger_of(made)
     mine, theirs = (read_matched(lake, each.matched, ledger.in_force) for each in (ledger, told))
     assert (mine is None and theirs is None) or in_order(mine).equals(in_order(theirs))
     told.matched = ledger.matched  # blocks have the same rows in fewer files
@@ -77,7 +77,7 @@ def test_a_request_is_in_force_with_all_copies_as_soon_as_its_snapshot_is_there(
     assert (step.position, step.requests, step.unmatched) == (1, (request,), {request: (1,)})
     assert check(lake).ids == ("a/1", "b/x", "b/y")
     found = state(lake)
-    assert (found.position, found.in_force, found.is_done(request)) == (1, [request], True)
+    assert (found.position, found.in_force) == (1, [request])
     assert found.unmatched == {request: (1,)}
 
 
@@ -150,7 +150,7 @@ def test_what_is_taken_back_is_served_again_but_for_what_others_hold_too(lake: L
     assert (step.withdrawn, step.withdrawals, step.parts) == ((second,), (back,), ())
     assert check(lake).ids == ("a/1", "b/x", "b/y")
     assert read_snapshot(lake, 1).ids == ("a/1", "a/2", "b/x", "b/y")
-    assert (state(lake).in_force, state(lake).is_done(second), state(lake).is_done(back)) == ([first], True, True)
+    assert (state(lake).in_force, state(lake).withdrawn, state(lake).withdrawals) == ([first], {second: 2}, {back: 2})
 
     assert resolve(lake, [back, take_back(lake, second, "again")], match=match) is None  # taking back twice is once
     assert resolve(lake, [second], match=match) is None  # it is never in force again
@@ -345,7 +345,7 @@ def test_blocks_say_what_the_steps_say(lake: Lake, monkeypatch: pytest.MonkeyPat
     check(lake)
     assert state(lake).position == count + 1
     assert objects.exists(lake.optout_block(8))
-    assert len(state(lake).matched) < len(Ledger.of(steps(lake)).matched)
+    assert len(state(lake).matched) < len(ledger_of(steps(lake)).matched)
 
 
 def test_a_block_holds_what_its_steps_matched_for_requests_of_earlier_blocks(

@@ -8,7 +8,7 @@ from smalti.lake import Lake
 from smalti.optouts import indexed
 from smalti.optouts.match import match_parts
 from smalti.optouts.matched import MATCHED
-from smalti.optouts.tables import match_tables
+from smalti.optouts.tables import Tables, each_id_once, match_tables
 from smalti.shards.part import committed_parts
 from smalti.shards.stage import shard
 from smalti.table.index import index
@@ -66,6 +66,14 @@ def test_an_id_that_was_delivered_twice_is_there_once(lake: Lake) -> None:
     rows = match_tables(lake, [request(("id", "two/other.jpg"))], MATCHED.empty_table())
     assert named(rows, "id") == {"two/other.jpg"}
     assert rows.num_rows == 1
+
+
+def test_which_row_of_an_id_is_kept_does_not_depend_on_their_order(lake: Lake) -> None:
+    """Compaction moves old rows behind newer ones."""
+    filled(lake)
+    rows = Tables.open(lake).match([request(("id", "two/other.jpg"))], None).rows
+    assert rows.num_rows == 2
+    assert each_id_once(rows.take([1, 0])).equals(each_id_once(rows))
 
 
 def test_a_lake_without_tables_has_none(lake: Lake) -> None:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from smalti.errors import MissingObject
 from smalti.lake import Lake
-from smalti.optouts.ledger_rows import PLACE, in_order
+from smalti.optouts.ledger_rows import in_order, not_in
 from smalti.optouts.match import match_parts
 from smalti.optouts.matched import MATCHED, Matched
 from smalti.optouts.reach import Reach
@@ -73,7 +73,7 @@ def _match_everywhere(lake: Lake, parts: Mapping[str, Part], request: Request) -
     return Everywhere(
         rows.filter(placed),
         each_id_once(rows.filter(pc.invert(placed))),
-        _without(near, rows),
+        not_in(near, rows),  # a look-alike may turn out to be a copy over a chain
         seen[0].near_found.get(request.id, 0) if seen else 0,
         seen[0].near_unseen.get(request.id, 0) if seen else 0,
         reach.without_match(request),
@@ -81,12 +81,3 @@ def _match_everywhere(lake: Lake, parts: Mapping[str, Part], request: Request) -
         reach.tables.versions,
         frozenset(parts),
     )
-
-
-def _without(near: pa.Table, rows: pa.Table) -> pa.Table:
-    """A look-alike may turn out to be a copy over a chain."""
-    import polars as pl
-
-    frame = pl.DataFrame(pl.from_arrow(near.select(PLACE))).with_row_index("at")
-    left = frame.join(pl.DataFrame(pl.from_arrow(rows.select(PLACE))), on=PLACE, how="anti")["at"].sort()
-    return near.take(left.to_arrow())

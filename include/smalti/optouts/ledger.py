@@ -188,7 +188,7 @@ def _step(
                 reach = None  # what is left counts
                 continue
             if limits is not None:
-                check_limits(rows, {name: limits[name] for name in fresh if name in limits})
+                _check_limits(rows, {name: limits[name] for name in fresh if name in limits})
         if overtaken and not (fresh or taken or uncovered or rows is not None):
             return None  # whoever was faster has looked at tables that are as new
         step = _made(lake, ledger.position + 1, fresh, taken, uncovered, rows, reach if look else None)
@@ -323,7 +323,7 @@ def _refuse(lake: Lake, asked: Sequence[Request]) -> None:
             )
 
 
-def check_limits(rows: pa.Table | None, limits: Mapping[str, int]) -> None:
+def _check_limits(rows: pa.Table | None, limits: Mapping[str, int]) -> None:
     """Raises TooMany if some request has more places in rows than it may."""
     if rows is None or not limits:
         return

@@ -23,6 +23,7 @@ from smalti.curation.readers import PartReader, Rows, Thumbnails
 from smalti.lake import Lake
 from smalti.optouts.direct import Direct, as_rows, gather, rows_of
 from smalti.optouts.keys import HANDED_IN_AGAIN
+from smalti.optouts.ledger_rows import not_in
 from smalti.optouts.matched import COPY, KEY, MATCHED, NEAR, ORDER, Matched
 from smalti.optouts.nodes import Nodes
 from smalti.optouts.pictures import Pictures, near, origins
@@ -59,7 +60,7 @@ def match_parts(
     ordered = sorted(parts, key=lambda part: (part.source, part.name))  # nothing depends on the caller's order
     reader, labels = PartReader(lake, tuple(ordered)), [f"{part.source}/{part.name}" for part in ordered]
     found = match_rows(reader, requests, known, near)
-    rows = _without(table_of(reader, labels, found.nodes, requests, found.entries), known)
+    rows = not_in(table_of(reader, labels, found.nodes, requests, found.entries), known)
     return Matched(
         rows.sort_by([(name, "ascending") for name in ORDER]),
         table_of(reader, labels, found.nodes, requests, found.near),
@@ -212,16 +213,6 @@ def _binaries(thumbnails: Thumbnails, none: Mask) -> pa.Array:
         pa.binary(THUMBNAIL), len(thumbnails), [None, pa.py_buffer(np.ascontiguousarray(thumbnails))]
     )
     return pc.if_else(pa.array(none), pa.scalar(None, pa.binary()), fixed.cast(pa.binary()))
-
-
-def _without(rows: pa.Table, known: pa.Table) -> pa.Table:
-    """Rows at places that are not known to their requests."""
-    import polars as pl
-
-    place = ["request", "part", "shard", "index"]
-    frame = pl.DataFrame(pl.from_arrow(rows.select(place))).with_row_index("at")
-    left = frame.join(pl.DataFrame(pl.from_arrow(known.select(place))), on=place, how="anti")["at"].sort()
-    return rows if len(left) == rows.num_rows else rows.take(left.to_arrow())
 
 
 __all__ = ["MATCHED", "Matched", "match_parts"]

@@ -146,22 +146,10 @@ class Ledger:
     unmatched: dict[str, tuple[int, ...]] = field(default_factory=dict)
     tables: dict[str, int] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, steps: Iterable[Resolution]) -> Ledger:
-        """What steps, in their order, come to."""
-        found = cls()
-        for step in steps:
-            found.add(step.as_block())
-        return found
-
     @property
     def in_force(self) -> list[str]:
         """Requests that apply, sorted."""
         return sorted(self.resolved.keys() - self.withdrawn.keys())
-
-    def is_done(self, request: str) -> bool:
-        """Whether a request is in the ledger, in force or taken back; or has taken back another one."""
-        return request in self.resolved or request in self.withdrawn or request in self.withdrawals
 
     def add(self, block: Block) -> None:
         """The next steps."""

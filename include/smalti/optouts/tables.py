@@ -22,6 +22,7 @@ from smalti.images.fingerprint import fingerprint
 from smalti.lake import Lake
 from smalti.optouts.direct import gather
 from smalti.optouts.indexed import Indexed
+from smalti.optouts.ledger_rows import CONTENT, not_in
 from smalti.optouts.match import match_rows, table_of
 from smalti.optouts.matched import KEY, MATCHED, Matched
 from smalti.optouts.request import Request
@@ -37,8 +38,6 @@ _PICTURES = 256
 _DROPPED = 1 << 17
 """Dropped rows that are compared at a time."""
 
-_CONTENT = ["request", "id", "sha256"]
-
 
 def match_tables(lake: Lake, requests: Sequence[Request], matched: pa.Table) -> pa.Table:
     """Rows of the tables of all sources that requests match, by the rules of `match_parts`.
@@ -46,7 +45,7 @@ def match_tables(lake: Lake, requests: Sequence[Request], matched: pa.Table) -> 
     Args:
         matched: MATCHED, what these requests match in parts: copies of that are looked for as well.
     Returns:
-        MATCHED with an empty `part`; each id once a request: the row that a key names, else the newest. What stands in parts is here, too.
+        MATCHED with an empty `part`; each id once a request: a row that a key names, else any. What stands in parts is here, too.
     Raises:
         LakeError: a table cannot be read.
     """
@@ -54,14 +53,22 @@ def match_tables(lake: Lake, requests: Sequence[Request], matched: pa.Table) -> 
 
 
 def each_id_once(rows: pa.Table) -> pa.Table:
-    """MATCHED of tables, with one row for each request and id: that which a key names, else the newest."""
+    """MATCHED of tables, with one row for each request and id."""
+    return _one_of_each(["request", "id"], rows)
+
+
+def _one_of_each(columns: Sequence[str], rows: pa.Table) -> pa.Table:
+    """One of the rows that agree on some columns: one that a key names, else one that was fingerprinted, else by its bytes.
+
+    Which of them is the newest the order of a table does not say: compaction moves old rows behind newer ones.
+    """
     import polars as pl
 
     if not rows.num_rows:
         return MATCHED.empty_table()
-    frame = pl.DataFrame(pl.from_arrow(rows.select(["request", "id", "how"]))).with_row_index("at")
-    frame = frame.with_columns(key=pl.col("how") == KEY).sort("request", "id", "key", "at")
-    return rows.take(frame.unique(["request", "id"], keep="last").sort("at")["at"].to_arrow())
+    frame = pl.DataFrame(pl.from_arrow(rows.select(["request", "id", "sha256", "how", "phash"]))).with_row_index("at")
+    frame = frame.sort(pl.col("how") != KEY, pl.col("phash").is_null(), "sha256", maintain_order=True)
+    return rows.take(frame.unique(columns, keep="first", maintain_order=True)["at"].sort().to_arrow())
 
 
 def sources_with_table(lake: Lake) -> list[str]:
@@ -86,8 +93,8 @@ class Tables:
         return {source: int(table.version) for source, table in self.tables.items()}
 
     def match(self, requests: Sequence[Request], known: pa.Table | None) -> Matched:
-        """All rows that requests match, with an empty `part`; a request has an id and a sha256 once, as the newest row has them. What is
-        near is not looked for.
+        """All rows that requests match, with an empty `part`; a request has an id and a sha256 once. What is near is not
+        looked for.
 
         Args:
             known: MATCHED, what these requests match elsewhere: copies of that are looked for as well.
@@ -118,7 +125,7 @@ class Tables:
             found = [MATCHED.empty_table()]
             for reader in self._dropped(pa.concat_tables([told, *found]), seen):
                 more = self._match(functools.partial(_itself, reader), requests, pa.concat_tables([told, *found]))
-                found.append(_not_among(more.rows, told))
+                found.append(not_in(more.rows, told))
             new = pa.concat_tables(found)
             if not new.num_rows:
                 return told.slice(0 if known is None else known.num_rows)
@@ -159,7 +166,7 @@ class Tables:
         reader = reader_of(known, True)
         found = match_rows(reader, requests, known, 0)
         labels = [""] * len(reader.sizes)
-        rows = _newest(table_of(reader, labels, found.nodes, requests, found.entries))
+        rows = _one_of_each(CONTENT, table_of(reader, labels, found.nodes, requests, found.entries))
         unread = _unread(reader, found.entries)
         if not unread.height:
             return Matched(rows, MATCHED.empty_table(), found.unmatched)
@@ -168,7 +175,8 @@ class Tables:
         reader = reader_of(known, False)
         more = match_rows(reader, requests, known, 0, keys=False)
         labels = [""] * len(reader.sizes)
-        new = _not_among(_newest(table_of(reader, labels, more.nodes, requests, more.entries)), rows)
+        more_rows = table_of(reader, labels, more.nodes, requests, more.entries)
+        new = not_in(_one_of_each(CONTENT, more_rows), rows)
         return Matched(pa.concat_tables([rows, new]), MATCHED.empty_table(), found.unmatched)
 
     def _prints(self, unread: Any) -> Any:
@@ -240,25 +248,6 @@ def _printed(rows: pa.Table, prints: Any) -> pa.Table:
         filled = pc.replace_with_mask(rows[name].combine_chunks(), pa.array(mask), at[name].to_arrow().cast(kind))
         rows = rows.set_column(rows.schema.get_field_index(name), MATCHED.field(name), filled)
     return rows
-
-
-def _newest(rows: pa.Table) -> pa.Table:
-    """Each id and sha256 of a request once: the one that a key names, else the newest."""
-    import polars as pl
-
-    if not rows.num_rows:
-        return rows
-    frame = pl.DataFrame(pl.from_arrow(rows.select([*_CONTENT, "how"]))).with_row_index("at")
-    frame = frame.with_columns(key=pl.col("how") == KEY).sort(*_CONTENT, "key", "at")
-    return rows.take(frame.unique(_CONTENT, keep="last").sort("at")["at"].to_arrow())
-
-
-def _not_among(rows: pa.Table, known: pa.Table) -> pa.Table:
-    import polars as pl
-
-    frame = pl.DataFrame(pl.from_arrow(rows.select(_CONTENT))).with_row_index("at")
-    left = frame.join(pl.DataFrame(pl.from_arrow(known.select(_CONTENT))), on=_CONTENT, how="anti")["at"].sort()
-    return rows if len(left) == rows.num_rows else rows.take(left.to_arrow())
 
 
 def _contents(rows: pa.Table) -> pa.ChunkedArray:
