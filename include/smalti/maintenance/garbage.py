@@ -7,6 +7,7 @@
 | part | replaced by maintenance, or superseded sample by sample, and used by no version that counts |
 | version | never published and older than the grace, or published and older than the newest `keep_versions` |
 | skip file, curation | named by no manifest that counts |
+| matched rows | of an opt-out: named by no step of the ledger and by no preview (deleted without a mark, once older than the grace) |
 
 A version counts until it is given up, and that is decided by the same swap of LATEST that publishes one: none is published
 after it was given up, or given up while it is served. Its claim and its tombstone stay for ever, so that no other content gets its
@@ -36,6 +37,7 @@ from pydantic import Field
 from smalti import objects
 from smalti.accounting import Report
 from smalti.config import Strict
+from smalti.errors import CorruptError, MissingObject
 from smalti.lake import Lake
 from smalti.maintenance.live import References, references
 from smalti.maintenance.marks import Doomed, Mark, OpenCollection, read_mark, unfinished
@@ -132,6 +134,12 @@ def gc(lake: Lake, run: MaintenanceRun, now: float | None = None) -> GcReport:
                 shown.append(f"{_did(run, 'deleted')}: {line}: {item.why}")
         if run.apply:
             logs.append(lake.collection(each.name, "deleting.json"))
+    rows, warnings = _unnamed_rows(lake, now, grace)
+    for info in rows:
+        if not run.apply or objects.delete_object(info.uri, info.generation):
+            deleted.add("matched rows", 1, info.size)
+            line = _line(lake, "matched rows", info.uri, 1, info.size)
+            shown.append(f"{_did(run, 'deleted')}: {line}: no step of the ledger names it")
     found = survey(lake, run, now)
     given_up = [each for each in found.given_up if not objects.exists(lake.release_tombstone(*each))]  # by this run
     if run.apply:
@@ -149,7 +157,7 @@ def gc(lake: Lake, run: MaintenanceRun, now: float | None = None) -> GcReport:
     return GcReport(
         stage="gc",
         seconds=time.monotonic() - started,
-        warnings=found.warnings,
+        warnings=found.warnings + warnings,
         dry_run=not run.apply,
         **counts,
         waiting=waiting,
@@ -157,6 +165,16 @@ def gc(lake: Lake, run: MaintenanceRun, now: float | None = None) -> GcReport:
         shown=tuple(shown[:SHOWN] + more),
         logs=tuple(logs),
     )
+
+
+def _unnamed_rows(lake: Lake, now: float, grace: float) -> tuple[list[objects.ObjectInfo], tuple[str, ...]]:
+    """Rows that go, and why they do not: whatever is damaged of the ledger, the other garbage does not wait for it."""
+    from smalti.optouts.orphans import unnamed_rows  # opt-outs collect garbage, too
+
+    try:
+        return unnamed_rows(lake, now, grace), ()
+    except (MissingObject, CorruptError) as error:
+        return [], (f"matched rows of opt-outs are not looked at: {error}",)
 
 
 def write_mark(lake: Lake, doomed: tuple[Doomed, ...], now: float) -> str:

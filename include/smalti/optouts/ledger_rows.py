@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import time
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -30,6 +31,10 @@ CONTENT = ["request", "id", "sha256"]
 """The same of a row of a table, which has no place: it says no more than one that has."""
 
 
+OLD = 43_200.0
+"""Seconds after which rows that nothing names are written anew by who is about to name them; garbage they are after twice as many."""
+
+
 def write_matched(lake: Lake, rows: pa.Table) -> str | None:
     """Store the rows of a step. Returns the sha256 that names them; None: there are none, and nothing was stored."""
     if not rows.num_rows:
@@ -38,8 +43,21 @@ def write_matched(lake: Lake, rows: pa.Table) -> str | None:
     pq.write_table(in_order(rows), out, compression="zstd")
     data = out.getvalue()
     sha256 = hashlib.sha256(data).hexdigest()
-    objects.create_same(lake.optout_matched(sha256), data)
+    _put(lake.optout_matched(sha256), data)
     return sha256
+
+
+def _put(uri: str, data: bytes) -> None:
+    """Create the rows, or find them. Those that a killed call left long ago are written anew, as they might be collected as garbage right now."""
+    while not objects.create_bytes(uri, data):
+        found = objects.read_versioned(uri)
+        if found is None:
+            continue  # they were
+        if found[0] != data:
+            raise CorruptError("the matched samples are not those that the ledger names", uri, "Restore the object")
+        info = objects.stat(uri)
+        if info is not None and (time.time() - info.written < OLD or objects.swap_bytes(uri, data, found[1])):
+            return
 
 
 def read_matched(lake: Lake, digests: Sequence[str], requests: Collection[str]) -> pa.Table | None:
