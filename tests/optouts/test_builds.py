@@ -112,10 +112,11 @@ def test_a_tree_with_what_was_opted_out_is_neither_published_nor_gone_back_to(
     with pytest.raises(InputError, match="was opted out since"):
         publish(released, late_one)
     assert not objects.list_names(str(late_one.manifest).replace("manifest.json", "tree"))
-    publish(released, old)  # it is what LATEST names: nothing to do, and the proof says that it is not in effect
     new = built()
     assert publish(released, new).tree
     with pytest.raises(InputError, match="was opted out since"):
         rollback(released, "set", read_manifest(str(old.manifest)).version)
+    with pytest.raises(InputError, match="was opted out since"):
+        publish(released, old)
     resolve(released, [ask(released, ("id", "demo/nobody.jpg"))])
     assert publish(released, new).tree
