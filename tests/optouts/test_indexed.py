@@ -88,14 +88,21 @@ def test_whole_tables_are_read_for_their_hashes_alone(lake: Lake, monkeypatch: p
     copies = [Sample("copy", 7, phash=again), Sample("again", "encoded", phash=again ^ 1), Sample("k7", 3)]
     put_table(lake, "s1", [many, copies], indices=True)
     read = read_sparingly(monkeypatch)
-    for key, expected in (
-        (("id", "s1/n7"), {"s1/n7", "s1/copy", "s1/again"}),
-        (("sha256", many[9].sha256), {"s1/n9"}),
-        (("owner", "nobody"), set()),
+    for key, expected, columns in (
+        (("id", "s1/n7"), {"s1/n7", "s1/copy", "s1/again"}, {"phash", "flat"}),
+        (("sha256", many[9].sha256), {"s1/n9"}, {"phash", "flat"}),
+        (("owner", "nobody"), set(), {"owner"}),
     ):
         found = Tables.open(lake).match([request(key)], None).rows
         assert set(found["id"].to_pylist()) == expected
-    assert {column for columns in read for column in columns} <= {"phash", "flat"}
+        assert {column for some in read for column in some} == columns
+        read.clear()
+
+
+def test_an_owner_is_found_as_everywhere_whatever_is_around_the_name(lake: Lake) -> None:
+    put_table(lake, "s1", [[Sample("a", 1, phash=5, owner=" Ann\t"), Sample("b", 2, phash=1 << 50)]], indices=True)
+    found = Tables.open(lake).match([request(("owner", "Ann"))], None).rows
+    assert found["id"].to_pylist() == ["s1/a"]
 
 
 def test_where_too_much_would_be_held_whole_tables_are_read(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The rows of tables that a small request can reach, by the tables' indices: so that one key does not read every row.
 
-What is reached by a key, by an id or by equal bytes is looked up; hashes are compared with the column of all hashes, 8 bytes a row; URLs, which
+What is reached by an id or by equal bytes is looked up; hashes are compared with the column of all hashes, 8 bytes a row; owners and URLs, which
 sources spell as they like, are looked at one by one, as everywhere. What that gives is matched as a whole table would be, and looked up again
 for what it has reached, until nothing new is: then the rows that are held are all that matter, and some that do not.
 """
@@ -16,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from smalti.curation.load import ROWS
 from smalti.curation.near import Ints, Keys
 from smalti.images.fingerprint import RECOMMENDED_DISTANCE
 from smalti.optouts.direct import Direct, as_rows, gather, over_chunks
 from smalti.optouts.keys import KeyKind
 from smalti.optouts.match import match_rows
+from smalti.optouts.matched import MATCHED
 from smalti.optouts.neighbours import Neighbours
 from smalti.optouts.prints import HASHED, as_keys, kind_of
 from smalti.optouts.request import Request
@@ -33,8 +35,8 @@ SMALL = 1000
 HELD = 200_000
 """Rows that are held at most: 100 MB. Where more may matter, the tables are read."""
 
-_LOOKED_UP = {KeyKind.ID: "id", KeyKind.SHA256: "sha256", KeyKind.IMAGE: "sha256", KeyKind.OWNER: "owner"}
-_LOOKED_AT = (KeyKind.URL, KeyKind.PREFIX, KeyKind.DOMAIN)
+_LOOKED_UP = {KeyKind.ID: "id", KeyKind.SHA256: "sha256", KeyKind.IMAGE: "sha256"}
+"""Kinds whose values stand in a column just so. What the others name has white space around it, or is spelled in another way."""
 
 
 class _TooMany(Exception):
@@ -52,7 +54,7 @@ class Indexed:
     """
 
     tables: Mapping[str, Any]
-    asked: dict[str, set[str]] = field(default_factory=lambda: {"id": set(), "sha256": set(), "owner": set()})
+    asked: dict[str, set[str]] = field(default_factory=lambda: {"id": set(), "sha256": set()})
     hashes: set[int] = field(default_factory=set)
     rows: dict[str, pa.Table] = field(default_factory=dict)
 
@@ -83,7 +85,7 @@ class Indexed:
         """id, sha256, phash and flat of some of the rows that are held, numbered through."""
         columns = ["id", "sha256", "phash", "flat"]
         frames = [frame.to_arrow() for _, _, frame in gather(self._held(), columns, rows)]
-        return pa.concat_tables(frames, promote_options="permissive") if frames else _NOTHING
+        return pa.concat_tables(frames, promote_options="permissive") if frames else MATCHED.empty_table()
 
     def _by_keys(self, requests: Sequence[Request]) -> None:
         wanted: dict[str, set[str]] = {column: set() for column in self.asked}
@@ -138,7 +140,7 @@ class Indexed:
         """Every hash that tells something, and its row."""
 
         def look(part: int, start: int, first: int) -> tuple[Keys, Ints]:
-            frame = self._all.read(part, ["phash", "flat"], start, _CHUNK)
+            frame = self._all.read(part, ["phash", "flat"], start, ROWS)
             places = np.flatnonzero(kind_of(frame) == HASHED)
             return as_keys(frame["phash"].gather(places)), first + places
 
@@ -176,16 +178,6 @@ class Indexed:
             raise _TooMany
 
 
-_CHUNK = 1 << 20
-
-_NOTHING = pa.table({
-    "id": pa.array([], pa.string()),
-    "sha256": pa.array([], pa.string()),
-    "phash": pa.array([], pa.uint64()),
-    "flat": pa.array([], pa.bool_()),
-})
-
-
 def _without_index(request: Request) -> Request:
     """A request with those of its keys alone that no index finds."""
-    return request.model_copy(update={"keys": tuple(key for key in request.keys if key.kind in _LOOKED_AT)})
+    return request.model_copy(update={"keys": tuple(key for key in request.keys if key.kind not in _LOOKED_UP)})
