@@ -425,7 +425,7 @@ def main() -> None:
     parser.add_argument("samples", nargs="*", type=int)
     parser.add_argument("--distance", type=int, default=0)
     parser.add_argument("--inside", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help="where the lake is made: 25 GB for 100M samples")
+    parser.add_argument("--folder", type=Path, help="where the lake is made: 15 GB for 100M samples")
     asked = parser.parse_args()
     if asked.inside:
         inside(asked.inside, asked.distance)

@@ -174,15 +174,15 @@ def optout_watch() -> None:
     forget()
 
     @task
-    def unproved() -> list[dict[str, Any]]:
+    def lost_runs() -> list[dict[str, Any]]:
         """What waits for nothing but time; one `conf` a request."""
-        from smalti_airflow.optouts import take_unproved  # not at every parse
+        from smalti_airflow.optouts import take_lost  # not at every parse
 
-        return take_unproved()
+        return take_lost()
 
     TriggerDagRunOperator.partial(
         task_id="prove_again", trigger_dag_id="optout", skip_when_already_exists=True
-    ).expand_kwargs(unproved().map(lambda each: {"conf": each["conf"], "trigger_run_id": each["run"]}))
+    ).expand_kwargs(lost_runs().map(lambda each: {"conf": each["conf"], "trigger_run_id": each["run"]}))
 
     @task
     def came_back(report: Any) -> list[dict[str, Any]]:

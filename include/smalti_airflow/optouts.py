@@ -89,7 +89,7 @@ def forget_what_is_over() -> dict[str, Any]:
     return report.model_dump(mode="json")
 
 
-def take_unproved() -> list[dict[str, Any]]:
+def take_lost() -> list[dict[str, Any]]:
     """Requests that wait for nothing but time: their run was lost, a tree held them up, or their grace is over.
 
     Returns (XCom): each as the `conf` of a run that goes on, and that run's name: one an hour; one a day, where parts or the whole lake

@@ -26,7 +26,7 @@ from smalti_airflow.optouts import (
     forget_what_is_over,
     hand_in_form,
     take_in_files,
-    take_unproved,
+    take_lost,
     watch_deadlines,
 )
 from smalti_airflow.stage_settings import EMPTY, resolve_settings
@@ -233,22 +233,22 @@ def test_what_applies_and_is_not_proved_is_proved_again(
     assert preview(lake, run).ask
     with monkeypatch.context() as patch:
         patch.setattr("smalti_airflow.optouts._OWN_RUN", timedelta(0))
-        assert take_unproved() == [], "it waits for a person"
+        assert take_lost() == [], "it waits for a person"
     apply(lake, run)
-    assert take_unproved() == []
+    assert take_lost() == []
     monkeypatch.setattr("smalti_airflow.optouts._OWN_RUN", timedelta(0))
-    (again,) = take_unproved()
+    (again,) = take_lost()
     assert (again["conf"], again["run"].startswith(f"prove_{run.request}_")) == ({"request": run.request}, True)
     assert preview(lake, run).ask == ""
     prove(lake, run)
-    assert take_unproved() == []
-    assert repository.dags["optout_watch"].task_dict["unproved"].downstream_task_ids == {"prove_again"}
+    assert take_lost() == []
+    assert repository.dags["optout_watch"].task_dict["lost_runs"].downstream_task_ids == {"prove_again"}
 
 
 def test_what_is_erased_again_keeps_the_grace_that_was_asked_for(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [Lost(ID, 30, removes=True), Lost("f" * 16)]
     monkeypatch.setattr("smalti_airflow.optouts.lost", lambda *_, **__: found)
-    first, second = take_unproved()
+    first, second = take_lost()
     assert (first["conf"], second["conf"]) == ({"request": ID, "grace_days": 30}, {"request": "f" * 16})
     assert re.fullmatch(rf"remove_{ID}_\d{{8}}", first["run"]), "one a day: it may read the whole lake"
     assert re.fullmatch(r"prove_f{16}_\d{8}T\d\d", second["run"])
@@ -334,7 +334,7 @@ def test_the_watch_forgets_beside_counting_and_either_goes_on_without_the_other(
     assert {(task.task_id, *task.downstream_task_ids) for task in tasks} == {
         ("watch",),
         ("forget",),
-        ("unproved", "prove_again"),
+        ("lost_runs", "prove_again"),
         ("prove_again",),
         ("look", "came_back"),
         ("came_back", "erase_again"),

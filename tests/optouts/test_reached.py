@@ -22,7 +22,7 @@ from smalti.optouts.tables import Tables
 from smalti.settings import MaintenanceRun, OptoutRun
 from smalti.shards.part import Part
 from tests.optouts.conftest import deliver, deliver_run
-from tests.optouts.test_apply import asked, without_loader
+from tests.optouts.test_apply import asked
 from tests.support.pictures import Row, picture, source_run, stored
 
 KEYS = "id demo/1.jpg\nid demo/nothing.jpg\nowner nobody"
@@ -59,8 +59,6 @@ def the_rows_are_gone(lake: Lake, run: OptoutRun) -> None:
     assert seen.reached is not None
     objects.delete_object(lake.optout_matched(str(seen.reached.rows)))
 
-
-__all__ = ["without_loader"]
 
 CAME = [nothing_came, a_copy_came, what_was_missing_came, parts_were_merged, a_part_was_collected, the_rows_are_gone]
 

@@ -159,17 +159,11 @@ class Direct:
             text = pl.col(name).str.strip_chars(WHITE) if name == "owner" else pl.col(name)  # an id has none around it
             found.append(_hits(frame.select("row", value=text), keys, values))
 
-        def more(column: str, rows: Any) -> Any:
-            """Another column of some of these rows, as `value`."""
-            rows = rows.sort()
-            texts = [frame[column] for _, _, frame in gather(reader, [column], rows.to_numpy())]
-            return pl.DataFrame({"row": rows, "value": pl.concat(texts)})
-
         if KEYS[0] in columns:
             keys, values = self._sha256
             rows = frame.filter(pl.col(KEYS[0]).is_in(values.implode()))["row"]
-            if len(rows):
-                found.append(_hits(more("sha256", rows), keys, keys["value"]))
+            for places, _, whole in gather(reader, ["sha256"], rows.to_numpy()):
+                found.append(_hits(pl.DataFrame({"row": rows[places], "value": whole["sha256"]}), keys, keys["value"]))
         if "url_host" in columns:
             found.append(self._by_host(frame.select("row", host="url_host")))
         if "url" in columns:

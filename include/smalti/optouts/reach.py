@@ -126,8 +126,8 @@ class Reach:
         for name, each in found.items():
             if not each.holds(parts):
                 continue
-            is_there, rows = read_reached(self.lake, each, name)
-            if not is_there:
+            rows = read_reached(self.lake, each, name)
+            if rows is None:
                 continue
             self.rows = together([self.rows, rows])
             self.looked[name], self.unmatched[name] = set(each.parts), set(each.unmatched)

@@ -7,8 +7,7 @@ in between. Whoever cannot use them compares everything again: nothing depends o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 from pydantic import Field
@@ -16,6 +15,7 @@ from pydantic import Field
 from smalti.errors import MissingObject
 from smalti.lake import Lake
 from smalti.optouts.ledger_rows import read_matched, write_matched
+from smalti.optouts.matched import MATCHED
 from smalti.release.skips import Model
 
 RULE = 1
@@ -37,7 +37,7 @@ class Reached(Model):
 
 
 def store_reached(
-    lake: Lake, rows: pa.Table | None, parts: Collection[str], tables: Any, unmatched: Sequence[int]
+    lake: Lake, rows: pa.Table | None, parts: Collection[str], tables: Mapping[str, int], unmatched: Sequence[int]
 ) -> Reached:
     """Store the rows, and say where they are."""
     return Reached(
@@ -49,15 +49,15 @@ def store_reached(
     )
 
 
-def read_reached(lake: Lake, found: Reached, request: str) -> tuple[bool, pa.Table | None]:
-    """Whether the rows are there, and the rows; None: there are none.
+def read_reached(lake: Lake, found: Reached, request: str) -> pa.Table | None:
+    """The rows; None: they are gone.
 
     Raises:
         CorruptError: they are damaged.
     """
     if found.rows is None:
-        return True, None
+        return MATCHED.empty_table()
     try:
-        return True, read_matched(lake, [found.rows], [request])
+        return read_matched(lake, [found.rows], [request])
     except MissingObject:  # nothing in force names them: they may have been collected
-        return False, None
+        return None

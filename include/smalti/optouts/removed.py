@@ -62,8 +62,13 @@ def _in_force(lake: Lake) -> list[_Rows]:
 
 def _read_all(lake: Lake) -> Iterator[tuple[str, _Rows]]:
     """What every removal has taken down, by request."""
-    for request in objects.list_names(lake.optout_requests()):
+    for info in objects.list_objects(
+        lake.optout_requests()
+    ):  # most requests remove nothing: nobody asks for an object of each
+        request = info.uri.removeprefix(f"{lake.optout_requests()}/").partition("/")[0]
         uri = lake.optout_removing(request)
+        if info.uri != uri:
+            continue
         told = objects.read_versioned(uri)
         if told is not None:
             try:
