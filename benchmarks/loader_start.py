@@ -1,11 +1,12 @@
 """How long until a run over a very large release knows its first samples, and what memory that takes.
 
-    python -m benchmarks.loader_start [--shards 100000] [--rounds 2]
+    python -m benchmarks.loader_start [--shards 100000] [--rounds 2] [--requests 10000]
 
 Makes manifest, indices and skip files of a release whose shards are empty files of the right size (1,000 samples each, 10 % skipped
 at random), and the indices that a rewritten tree would have. Then, each time in a fresh process: ReleaseDataset over the one, StreamingDataset over
 the other, `random`, one rank, from the constructor until this worker has its sample numbers of the first epoch. The import
-of streaming is not counted, and is the same. Part of ours is to look whether the lake has the shards (`presence`); what that takes where
+of streaming is not counted, and is the same. With `--requests` a third kind, `opted out`, is the same release with a ledger of so many past requests, each of
+which has taken ten samples that lie anywhere; it is compared with ours without them. Part of ours is to look whether the lake has the shards (`presence`); what that takes where
 they are on GCS is measured by itself, against a server that answers list requests as GCS does, 50 ms each.
 """
 
@@ -44,6 +45,7 @@ from smalti.release.manifest import (
     StreamEntry,
     encode_stream_index,
 )
+from smalti.release.optouts import OptoutSnapshot
 from smalti.release.skips import compress, sha256
 from smalti.shards import mds
 from tests.loader.releases import COLUMNS, picture
@@ -143,6 +145,26 @@ def _hollow(path: Path) -> None:
         file.truncate(BYTES)
 
 
+def fabricate_requests(folder: Path, shards: int, count: int) -> str:
+    """A lake that differs by the snapshots of so many requests alone, as their ledger would have left them. Returns its manifest."""
+    whole, lake = folder / "lake", Lake.at(str(folder / "asked"))
+    (folder / "asked").mkdir()
+    for each in whole.iterdir():
+        (folder / "asked" / each.name).symlink_to(each)
+    names = sorted(str(each.relative_to(whole / "parts")) for each in (whole / "parts").rglob("*.mds"))
+    assert len(names) == shards
+    rng, gone = np.random.default_rng(1), dict[str, set[int]]()
+    for shard, index in zip(rng.integers(shards, size=10 * count), rng.integers(SAMPLES, size=10 * count), strict=True):
+        gone.setdefault(names[shard], set()).add(int(index))
+    Path(f"{folder}/asked/optouts/snapshots").mkdir(parents=True)
+    empty = OptoutSnapshot(position=1, shards={}).encode()
+    for position in range(1, count):  # nobody reads these
+        Path(lake.optout_snapshot(position).removeprefix("file://")).write_bytes(empty)
+    last = OptoutSnapshot(position=count, shards={name: tuple(sorted(gone[name])) for name in sorted(gone)})
+    create_bytes(lake.optout_snapshot(count), last.encode())
+    return lake.manifest("large", "v1")
+
+
 class _Lists(http.server.BaseHTTPRequestHandler):
     """Answers list requests: `names`, sorted, from startOffset to endOffset, a page at a time."""
 
@@ -205,7 +227,7 @@ def start(kind: str, folder: Path) -> dict[str, float]:
     dataset: Any
     looked: list[float] = []
     patch = pytest.MonkeyPatch()
-    if kind == "ours":
+    if kind != "plain":
         look = presence.fault_of_shards
 
         def timed(*arguments: Any) -> Any:
@@ -215,7 +237,7 @@ def start(kind: str, folder: Path) -> dict[str, float]:
             return fault
 
         patch.setattr("smalti.loader.plan.fault_of_shards", timed)
-        manifest = f"{folder}/lake/releases/large/v1/manifest.json"
+        manifest = f"{folder}/{'lake' if kind == 'ours' else 'asked'}/releases/large/v1/manifest.json"
         dataset = ReleaseDataset(manifest, local=str(folder / "cache"), **options)
     else:
         folders = sorted(path.parent for path in (folder / "tree").rglob("index.json"))
@@ -244,6 +266,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=0, help="past requests of a third kind")
     parser.add_argument("--start", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--listing", action="store_true", help="only what it takes to look whether GCS has the shards")
     arguments = parser.parse_args()
@@ -258,16 +281,21 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="smalti-start-") as name:
         fabricate(Path(name), arguments.shards)
-        found: dict[str, list[dict[str, float]]] = {"ours": [], "plain": []}
+        kinds = ["plain", "ours"]
+        if arguments.requests:
+            fabricate_requests(Path(name), arguments.shards, arguments.requests)
+            kinds.append("opted out")
+        found: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
         for number in range(arguments.rounds):
-            for kind in ("ours", "plain") if number % 2 else ("plain", "ours"):
+            for kind in reversed(kinds) if number % 2 else kinds:
                 command = [sys.executable, "-m", "benchmarks.loader_start", "--start", kind, name]
                 out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
                 found[kind].append(json.loads(out.splitlines()[-1]))
                 print(kind, found[kind][-1], flush=True)
-        for field in ("seconds", "cpu_seconds", "peak_gb"):
-            ratios = [a[field] / b[field] for a, b in zip(found["ours"], found["plain"], strict=True)]
-            print(f"{field}: ours / plain {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        for kind, other in zip(kinds[1:], kinds, strict=False):
+            for field in ("seconds", "cpu_seconds", "peak_gb"):
+                ratios = [a[field] / b[field] for a, b in zip(found[kind], found[other], strict=True)]
+                print(f"{field}: {kind} / {other} {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
 
 
 if __name__ == "__main__":
