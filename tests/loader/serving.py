@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -37,12 +38,22 @@ def apart(folder: Path) -> Iterator[None]:
     all others, so that some dozens exhaust the open files, and two processes that start at once may take one name.
     `clean_stale_shared_memory` would take the memory from under other processes. Here names are those of `folder`, which processes
     that are to meet have in common, and what was opened is given back.
+
+    Memory that another rank has made and not yet sized cannot be opened; StreamingDataset waits 7 ms for that, which a busy machine
+    exceeds. Here it is tried again.
     """
     tag = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
 
     class Memory(SharedMemory):
         def __init__(self, name: str, create: bool = False, size: int = 0) -> None:
-            super().__init__(f"{tag}_{name}", create, size)
+            end = time.monotonic() + 30
+            while True:
+                try:
+                    return super().__init__(f"{tag}_{name}", create, size)
+                except ValueError:  # "cannot mmap an empty file"
+                    if create or time.monotonic() > end:
+                        raise
+                    time.sleep(0.01)
 
     with pytest.MonkeyPatch.context() as patch:
         for module in ("streaming.base.dataset", "streaming.base.shared.prefix"):
