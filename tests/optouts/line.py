@@ -157,9 +157,9 @@ def reports(lake: Lake) -> None:
     killed = objects.local_path(
         lake.shard("made", "00009-000000000009", 512, "1.000", 0).replace("shard.0", ".attempt-shard.0")
     )
-    assert killed is not None
-    killed.parent.mkdir(parents=True)
-    killed.write_bytes(b"begun " + pictures()[ORIGINAL])
+    if killed is not None:  # on GCS an upload that was not completed is no object
+        killed.parent.mkdir(parents=True)
+        killed.write_bytes(b"begun " + pictures()[ORIGINAL])
 
 
 def ask(lake: Lake, action: Action = Action.ERASE, submission: str = "test") -> OptoutRun:
