@@ -217,6 +217,39 @@ def test_a_tree_that_holds_it_keeps_it_from_being_in_effect_until_it_is_gone(rel
     assert read_receipt(released, request) == later
 
 
+def test_a_version_that_is_given_up_while_it_is_read_counts_no_more_and_its_successor_is_looked_at(
+    released: Lake,
+) -> None:
+    """As when another request's tree is made anew: with opt-outs that are newer than what this proof began with."""
+    request = in_force(released, ("id", "demo/1.jpg"))
+    read = []
+
+    def replaced(reading: Reading) -> Iterator[str]:
+        read.append((reading.manifest.split("/")[-2], reading.optouts))
+        if len(read) == 1:
+            in_force(released, ("id", "demo/2.jpg"))
+            release(released, RUN)
+            objects.create_bytes(released.release_tombstone("set", "v1"), b"{}")
+            raise InputError("it was given up", reading.manifest, "Use another")
+        return selected(reading)
+
+    receipt = prove(released, request, match=match, read=replaced)
+    assert [(each.version, each.skipped, each.since) for each in receipt.releases] == [("v2", 2, 0)]
+    assert (receipt.checks.releases, receipt.checks.places, receipt.snapshot) == (1, 2, 1)
+    assert (read[0], {*read[1:]}) == (("v1", 1), {("v2", 2)})
+
+
+def test_what_cannot_be_read_of_a_live_version_is_no_proof(released: Lake) -> None:
+    request = in_force(released, ("id", "demo/1.jpg"))
+
+    def fails(reading: Reading) -> Iterator[str]:
+        raise CorruptError("the loader cannot read it", reading.manifest, "Restore it")
+
+    with pytest.raises(CorruptError, match="cannot read it"):
+        prove(released, request, match=match, read=fails)
+    assert read_receipt(released, request) is None
+
+
 def test_a_tree_of_other_tiers_or_of_a_later_position_does_not_hold_it(released: Lake) -> None:
     request = in_force(released, ("id", "demo/1.jpg"))
     materialize(released.manifest("set", "v1"), released.tree("set", "v1"), optouts=1)

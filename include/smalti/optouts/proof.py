@@ -60,8 +60,7 @@ def prove(lake: Lake, request_id: str, *, match: Matcher | None = None, read: Re
     faults = places.again(_anew(lake, request, parts, matched, match or the_matcher()), snapshot)
     faults += places.search(lake, parts, snapshot)
     releases = Releases(lake, snapshot, places)
-    faults += releases.look()
-    faults += releases.read_back(read)
+    faults += releases.look(read)
     _raise(faults, request_id, lake)
     if found is not None:
         return store_receipt(lake, found)  # its page may be missing
