@@ -6,14 +6,16 @@ keeps nobody can read or remove before its time: it is counted, and said.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from smalti import objects
+from smalti.compute import map_threads
 from smalti.lake import Lake
 from smalti.optouts.needles import Seeker
-from smalti.optouts.remove_small import is_allowed
+from smalti.optouts.remove_small import READERS, is_allowed
 from smalti.optouts.scan import look_into
 
 
@@ -43,20 +45,20 @@ def remove_generations(lake: Lake, seeker: Seeker, folders: Iterable[str], kept:
     below = tuple(f"{folder.rstrip('/')}/" for folder in folders)
     found = Kept()
     until = 0.0
-    for each in list(objects.list_generations(lake.root)):
-        if each.soft_deleted:
-            continue
-        found.looked_at += 1
+
+    def remove(each: objects.Generation) -> bool | None:
+        """Whether it went; None: it may stay."""
         if is_allowed(lake, each.uri):
-            continue
+            return None
         if not each.uri.startswith(below) or each.uri in kept:
             data = objects.read_generation(each.uri, each.generation)
             if data is None or not look_into(seeker, each.uri, data):
-                continue
-        if objects.delete_generation(each.uri, each.generation):
-            found.removed += 1
-        else:
-            found.forbidden += 1
+                return None
+        return objects.delete_generation(each.uri, each.generation)
+
+    noncurrent = [each for each in objects.list_generations(lake.root) if not each.soft_deleted]
+    went = Counter(map_threads(remove, noncurrent, threads=READERS))
+    found.looked_at, found.removed, found.forbidden = len(noncurrent), went[True], went[False]
     for each in objects.list_generations(lake.root):  # also what has just become one
         if each.soft_deleted:
             found.soft_deleted += 1

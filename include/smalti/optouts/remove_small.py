@@ -24,9 +24,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from smalti import objects
+from smalti.compute import map_threads
 from smalti.lake import LEDGER_AND_RECEIPTS, NO_SMALL_OBJECTS, SMALL_OBJECTS, Kind, Lake
 from smalti.maintenance.garbage import sweep, write_mark
 from smalti.maintenance.live import References
@@ -34,7 +35,7 @@ from smalti.maintenance.marks import Doomed, OpenCollection, read_mark
 from smalti.optouts.needles import Ids, Seeker
 from smalti.optouts.preview import Preview, page_of, read_preview, turns
 from smalti.optouts.request import Action, read_answer, read_request
-from smalti.optouts.scan import UNREADABLE, Finding, look_into, values_found
+from smalti.optouts.scan import UNREADABLE, Finding, look_at, look_into, values_found
 from smalti.release.latest import is_gone
 from smalti.release.skips import compress, decompress, parse
 
@@ -42,6 +43,9 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 ERASED = "(erased)"
 """Stands where something named a sample."""
+
+READERS = 16
+"""Objects that are read at once; each is held whole."""
 
 TOPS = ("staging", "progress", "runs", "gc", "optouts", "releases")
 """Where such objects are."""
@@ -77,14 +81,21 @@ def _top(lake: Lake, uri: str) -> str:
 def remove_small(lake: Lake, seeker: Seeker, refs: References) -> Removed:
     """Take the samples out of every such object. Killed at any line, the next run goes on."""
     removed = Removed()
-    for uri in small_objects(lake):
-        if not is_allowed(lake, uri):
-            _clean(lake, uri, seeker, refs, removed)
+    names = (uri for uri in small_objects(lake) if not is_allowed(lake, uri))
+
+    def clean(uri: str) -> tuple[str, str]:
+        return uri, _clean(lake, uri, seeker, refs)
+
+    for uri, done in map_threads(clean, names, threads=READERS):
+        if done == "gone":
+            removed.gone(lake, uri)
+        elif done == "replaced":
+            removed.replaced(lake, uri)
     _curations(lake, seeker, removed)
     for request in sorted(removed.pages):
         _page_again(lake, request, seeker)
     for info in objects.list_attempts(lake.root):
-        if look_at_bytes(seeker, info.uri):  # what a killed writer left; one that lives fails, and does it again
+        if look_at(seeker, info.uri):  # what a killed writer left; one that lives fails, and does it again
             objects.delete_object(info.uri)
             removed.gone(lake, info.uri)
     return removed
@@ -98,33 +109,26 @@ def small_objects(lake: Lake) -> Iterator[str]:
                 yield info.uri
 
 
-def look_at_bytes(seeker: Seeker, uri: str) -> list[Finding]:
-    found = objects.read_versioned(uri)
-    return [] if found is None else look_into(seeker, uri, found[0])
-
-
-def _clean(lake: Lake, uri: str, seeker: Seeker, refs: References, removed: Removed) -> None:
+def _clean(lake: Lake, uri: str, seeker: Seeker, refs: References) -> Literal["kept", "gone", "replaced"]:
     while True:
         found = objects.read_versioned(uri)
         if found is None:
-            return
+            return "kept"
         data, generation = found
         findings = look_into(seeker, uri, data)
         if not findings:
-            return
+            return "kept"
         remedy = remedy_of(lake, uri, refs)
         if remedy is None or _is_dark(uri, findings, remedy) or (remedy != "object" and any(seeker.text(uri))):
-            return  # the scan names it
+            return "kept"  # the scan names it
         after = None if remedy == "object" else _WITHOUT[remedy](data, seeker)
         if after is None:
             if objects.delete_object(uri, generation):
-                removed.gone(lake, uri)
-                return
+                return "gone"
         elif after == data:
-            return  # what was found is nothing that this can take out
+            return "kept"  # what was found is nothing that this can take out
         elif objects.swap_bytes(uri, after, generation):
-            removed.replaced(lake, uri)
-            return
+            return "replaced"
 
 
 def _is_dark(uri: str, findings: list[Finding], remedy: Kind) -> bool:
@@ -212,10 +216,13 @@ def _curations(lake: Lake, seeker: Seeker, removed: Removed) -> None:
         for info in objects.list_objects(lake.curations(dataset)):
             digest = _DIGEST.search(info.uri.rpartition("/")[2])
             held.setdefault(digest.group() if digest else info.uri, []).append(info)
-        for infos in held.values():
-            if any(
-                not _is_dark(each.uri, found, "object") for each in infos if (found := look_at_bytes(seeker, each.uri))
-            ):
+
+        def names(infos: list[objects.ObjectInfo]) -> bool:
+            found = ((each.uri, look_at(seeker, each.uri)) for each in infos)
+            return any(what and not _is_dark(uri, what, "object") for uri, what in found)
+
+        for infos, is_named in zip(held.values(), map_threads(names, held.values(), threads=READERS), strict=True):
+            if is_named:
                 named += [
                     Doomed(kind="curation", uri=each.uri, why="it names what was erased", objects=1, bytes=each.size)
                     for each in infos

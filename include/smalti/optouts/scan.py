@@ -30,7 +30,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from smalti import objects
-from smalti.compute import Shared, map_tasks, share
+from smalti.compute import Shared, map_tasks, map_threads, share
 from smalti.errors import MissingObject, SmaltiError
 from smalti.lake import Lake
 from smalti.optouts.needles import Ids, Seeker
@@ -40,6 +40,8 @@ log = logging.getLogger("smalti")
 UNREADABLE = "it cannot be read"
 _TASK = 64
 """Objects in a task."""
+_READERS = 4
+"""Objects that a task reads at once, and holds."""
 _EMBEDDED = re.compile(r"data:image/[a-z+.-]+;base64,([A-Za-z0-9+/=\s]+)")
 _IMAGES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"II*\x00", b"MM\x00*", b"BM", b"RIFF")
 _PARQUET = b"PAR1"
@@ -109,7 +111,7 @@ def scan(lake: Lake, seeker: Seeker) -> Scanned:
         found += each
         if number % 100 == 0:
             log.info("opt-outs: %d objects scanned", number * _TASK)
-    found += scan_tables(lake, seeker)
+    found += scan_tables(lake, seeker, shared)
     return Scanned(dict(sorted(counts.items())), dict(sorted(sizes.items())), tuple(sorted({*found})))
 
 
@@ -120,17 +122,24 @@ def every_object(lake: Lake) -> Iterator[objects.ObjectInfo]:
 
 
 def _look_at_all(task: _Task) -> list[Finding]:
-    seeker = task.seeker.get()
-    return [finding for info in task.infos for finding in look_at(seeker, info.uri)]
+    """Shards may be read: few are held at once, and the next ones come while one is looked at."""
+    seeker, uris = task.seeker.get(), [info.uri for info in task.infos]
+    read = zip(uris, map_threads(_bytes_of, uris, threads=_READERS, ahead=_READERS), strict=True)
+    return [finding for uri, data in read if data is not None for finding in look_into(seeker, uri, data)]
 
 
 def look_at(seeker: Seeker, uri: str) -> list[Finding]:
     """What is found in an object. An object that is gone meanwhile holds nothing."""
+    data = _bytes_of(uri)
+    return [] if data is None else look_into(seeker, uri, data)
+
+
+def _bytes_of(uri: str) -> bytes | None:
+    """None: it is gone meanwhile."""
     try:
-        data = objects.read_bytes(uri)
+        return objects.read_bytes(uri)
     except MissingObject:
-        return []
-    return look_into(seeker, uri, data)
+        return None
 
 
 def look_into(seeker: Seeker, uri: str, data: bytes) -> list[Finding]:

@@ -8,11 +8,13 @@ files are scanned with the other objects (`smalti.optouts.scan`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from smalti import objects
+from smalti.compute import Shared, map_tasks, share
 from smalti.errors import MissingObject, SmaltiError
 from smalti.lake import Lake
 from smalti.optouts.needles import Seeker
@@ -25,50 +27,114 @@ _ENDING = ".lance"
 _ROWS = 4096
 """Rows that are decoded at a time."""
 
+_FRAGMENTS, _FILES = 8, 64
+"""In a task."""
+
+_ALL = -1
+"""Stands for every fragment of a version."""
+
 _IMAGE = "image"
 
+_T = TypeVar("_T")
 
-def scan_tables(lake: Lake, seeker: Seeker) -> Iterator[Finding]:
-    """What is left in any table."""
-    for source in sources_with_table(lake):
-        yield from scan_table(lake.table(source), seeker)
+
+@dataclass(frozen=True)
+class _Fragments:
+    """Fragments of a version of a table, by their numbers."""
+
+    seeker: Shared[Seeker]
+    table: str
+    version: int
+    fragments: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Files of a table that are decoded, or read, each by itself."""
+
+    seeker: Shared[Seeker]
+    uris: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+def scan_tables(lake: Lake, seeker: Seeker, shared: Shared[Seeker] | None = None) -> Iterator[Finding]:
+    """What is left in any table.
+
+    Args:
+        shared: the seeker, if the caller has shared it already.
+    """
+    shared = shared or share(seeker)
+    tasks = (task for source in sources_with_table(lake) for task in _tasks(lake.table(source), shared))
+    for found in map_tasks(_look, tasks):
+        yield from found
 
 
 def scan_table(uri: str, seeker: Seeker) -> Iterator[Finding]:
     """What is left in one table."""
+    for found in map_tasks(_look, _tasks(uri, share(seeker))):
+        yield from found
+
+
+def _tasks(uri: str, seeker: Shared[Seeker]) -> Iterator[_Fragments | _Files]:
+    """What has to be read of a table, each fragment and file once."""
     table = open_table(uri)
-    names: list[str] = []
+    names: tuple[str, ...] = ()
     read: set[str] = set()
     if table is not None:
         with lance_errors(uri):
             versions = [each["version"] for each in table.versions()]
-        names = [field.name for field in table.schema if field.name != _IMAGE]
+        names = tuple(field.name for field in table.schema if field.name != _IMAGE)
         for version in versions:
-            yield from _in_version(uri, version, seeker, read)
-    for info in objects.list_objects(uri):
-        if info.uri.endswith(_ENDING) and info.uri not in read:
-            yield from _in_file(info.uri, names, seeker)
-        elif not info.uri.endswith((_ENDING, ".blob")):
-            yield from _in_raw(info.uri, seeker)
+            for some in _in_pieces(_unread(uri, version, read), _FRAGMENTS):
+                yield _Fragments(seeker, uri, version, some)
+    files = [info.uri for info in objects.list_objects(uri) if info.uri not in read and not info.uri.endswith(".blob")]
+    for piece in _in_pieces(files, _FILES):
+        yield _Files(seeker, piece, names)
 
 
-def _in_version(uri: str, version: int, seeker: Seeker, read: set[str]) -> Iterator[Finding]:
-    """The rows of a version.
+def _unread(uri: str, version: int, read: set[str]) -> list[int]:
+    """Fragments of a version that no other version has shown whole; a version that cannot be opened has them all.
 
     Args:
-        read: files whose rows were all read; fragments of these are not read again.
+        read: files whose rows are all read; those of these fragments are added.
     """
+    found = []
     try:
-        table = open_table(uri, version)
         with lance_errors(uri):
-            for fragment in table.get_fragments():
+            for fragment in open_table(uri, version).get_fragments():
                 files = {f"{uri}/data/{file.path}" for file in fragment.metadata.files}
-                if files <= read:
-                    continue
-                yield from _in_fragment(uri, table, fragment, seeker)
-                read |= set() if fragment.num_deletions else files
+                if not files <= read:
+                    found.append(int(fragment.fragment_id))
+                    read |= set() if fragment.num_deletions else files
     except (SmaltiError, pa.ArrowException):
-        yield Finding(uri, f"version {version}", UNREADABLE)
+        return [_ALL]
+    return found
+
+
+def _look(task: _Fragments | _Files) -> list[Finding]:
+    seeker = task.seeker.get()
+    if isinstance(task, _Fragments):
+        return [*_in_version(task, seeker)]
+    found: list[Finding] = []
+    for uri in task.uris:
+        found += _in_file(uri, task.names, seeker) if uri.endswith(_ENDING) else _in_raw(uri, seeker)
+    return found
+
+
+def _in_version(task: _Fragments, seeker: Seeker) -> Iterator[Finding]:
+    try:
+        table = open_table(task.table, task.version)
+        with lance_errors(task.table):
+            for fragment in table.get_fragments():
+                if _ALL in task.fragments or int(fragment.fragment_id) in task.fragments:
+                    yield from _in_fragment(task.table, table, fragment, seeker)
+    except (SmaltiError, pa.ArrowException):
+        yield Finding(task.table, f"version {task.version}", UNREADABLE)
+
+
+def _in_pieces(things: Sequence[_T], size: int) -> Iterator[tuple[_T, ...]]:
+    for start in range(0, len(things), size):
+        yield tuple(things[start : start + size])
 
 
 def _in_fragment(uri: str, table: Any, fragment: Any, seeker: Seeker) -> Iterator[Finding]:
