@@ -16,11 +16,14 @@ from PIL import Image
 
 from smalti.errors import ConflictError
 from smalti.lake import Lake
-from smalti.release.manifest import Manifest
+from smalti.release.latest import move_latest, read_latest
+from smalti.release.manifest import Manifest, read_manifest
+from smalti.release.publish import write_tree
 from smalti.release.pull import pull
 from smalti.shards.stage import shard
 from tests.integration.served import read
 from tests.maintenance.conftest import release
+from tests.release.conftest import build
 from tests.support.pictures import Row, release_run, source_run, write_table
 
 SOURCES = ("east", "north", "west")
@@ -33,6 +36,8 @@ OTHERS = 4
 URL = "https://pictures.example/rooms/{}?size=full"
 DATASET = "photos"
 RUN = release_run(*SOURCES, name=DATASET, reason_sets=(("duplicate",),))
+TREES = release_run(*SOURCES, name="prints", publish="tree")
+"""The same pictures, for trainers who read a tree as it is: every request makes a version with a tree of its own."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,23 @@ def plant(lake: Lake) -> tuple[tuple[Asked, ...], tuple[Manifest, ...]]:
             write_table(lake, run, rows)
             shard(lake, run)
         versions.append(release(lake, RUN))
+    _publish_tree(lake)
     return tuple(asked), tuple(versions)
+
+
+def deliver_again(lake: Lake, asked: Asked) -> str:
+    """A copy that comes by a run which knew nothing of the request, as one that had begun before it. Returns its id."""
+    run = source_run(SOURCES[0], "p3", shard_bytes=4 << 20)
+    write_table(lake, run, [_other(SOURCES[0], "late copy.webp", copies(asked.file)[1])])
+    shard(lake, run)
+    return f"{SOURCES[0]}/late copy.webp"
+
+
+def _publish_tree(lake: Lake) -> None:
+    """As the stages do, but for what verify asks the loader: importing that has no place in the process of the tests."""
+    manifest = read_manifest(build(lake, TREES).manifest)
+    write_tree(lake, manifest, lake.tree(manifest.dataset, manifest.version), served=False)
+    move_latest(lake, manifest.dataset, manifest.version, manifest.digest)
 
 
 def _other(source: str, key: str, file: bytes) -> Row:
@@ -155,6 +176,13 @@ def others() -> frozenset[str]:
     return frozenset(f"{name}/other{number}.jpg" for name in SOURCES for number in range(OTHERS))
 
 
+def published_tree(lake: Lake) -> str:
+    """URI of the tree that is published now."""
+    latest = read_latest(lake, TREES.dataset.name)
+    assert latest is not None
+    return lake.tree(TREES.dataset.name, latest.version)
+
+
 Reading = dict[str, Any]
 
 COPIES: Reading = {"without": ["duplicate"]}
@@ -163,12 +191,13 @@ COPIES: Reading = {"without": ["duplicate"]}
 
 @dataclass(frozen=True)
 class Readers:
-    """Everybody who reads the dataset: runs on the lake and on a pulled copy, which may resume, and whoever reads a tree.
+    """Everybody who reads the pictures: runs on the lake and on a pulled copy, which may resume, and whoever reads a tree.
 
     Attributes:
-        folder: where the copy and the tree are.
+        folder: where the copy and the pulled tree are.
         names: of the readers.
-        readings, before: what each reads, and what it was served before anything was asked.
+        readings, before: what each reads, and what it was served before anything was asked. The published tree is that of the
+            version that is the latest then.
     """
 
     lake: Lake
@@ -190,6 +219,7 @@ class Readers:
             readings[name] = {"release": uri}
             readings[f"{name} with duplicates"] = {"release": uri, "arguments": COPIES}
         readings["tree"] = {"tree": (folder / "tree").as_uri()}
+        readings["published tree"] = {"tree": published_tree(lake)}
         return cls(lake, folder, versions, tuple(readings), tuple(readings.values()), tuple(read([*readings.values()])))
 
     def refresh(self) -> None:
@@ -210,6 +240,9 @@ class Readers:
         ]
         last = self.lake.manifest(DATASET, self.versions[-1].version)
         steps = [{"release": last, "arguments": {**COPIES, "optouts": position}} for position in positions]
-        found = [each["ids"] for each in read([*self.readings, *resumed, *steps])]
+        now = dict(zip(self.names, self.readings, strict=True)) | {
+            "published tree": {"tree": published_tree(self.lake)}
+        }
+        found = [each["ids"] for each in read([*now.values(), *resumed, *steps])]
         fresh, on, single = (found.pop(0) for _ in self.readings), (found.pop(0) for _ in resumed), map(set, found)
         return [*fresh], [*on], [*single]
