@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -121,7 +122,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         "SMALTI_CONFIG": str(include),
         "SMALTI_PROBE": "1",
         "SMALTI_JOB_ENV": "PYTHONPATH,SMALTI_PROBE",
-        "PYTHONPATH": str(PROBE),
+        "PYTHONPATH": f"{PROBE}{os.pathsep}{ROOT / 'include'}",  # the code of this checkout, wherever it was installed from
         "AIRFLOW_CONN_SMALTI_ALERTS": json.dumps({"conn_type": "http", "password": receiver.url}),
     }
     dags = shutil.copytree(DAGS, tmp / "dags")
