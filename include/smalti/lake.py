@@ -65,6 +65,9 @@ class Lake:
     def table(self, source: str) -> str:
         return self._uri("tables", f"{source}.lance")
 
+    def progress(self) -> str:
+        return self._uri("progress")
+
     def checkpoint(self, source: str, stage: str, profile: str, chunk: str) -> str:
         return self._uri("progress", source, stage, profile, f"{chunk}.parquet")
 

@@ -14,6 +14,7 @@ from smalti import objects
 from smalti.config import Columns
 from smalti.lake import Lake
 from smalti.optouts import remove as remove_module
+from smalti.optouts.answers import LATEST, answered_since, removed_of
 from smalti.optouts.deadlines import due
 from smalti.optouts.erase import erase
 from smalti.optouts.look import look
@@ -33,7 +34,7 @@ from smalti.table.ingest import ingest
 from smalti.table.store import open_table
 from tests.conftest import snapshot
 from tests.optouts import line
-from tests.optouts.line import ERASED, ORIGINAL, pictures
+from tests.optouts.line import COPIES, ERASED, ORIGINAL, pictures
 from tests.optouts.searching import ALLOWED, Search
 from tests.sources.making import Made
 from tests.support.pictures import picture, stored
@@ -120,11 +121,25 @@ def late_version(lake: Lake, made: Line, _: Path) -> None:
     objects.create_bytes(lake.manifest("plain", "v9"), manifest.encode())
 
 
+def late_answer(lake: Lake, made: Line, _: Path) -> None:
+    """Of an engine that had been asked before the removal."""
+    early = Lake.at(f"file://{made.before}")
+    said = objects.read_bytes(early.answer("made", "caption", "vlm", "0" * 64, "b1", "one"))
+    objects.create_bytes(lake.answer("made", "caption", "vlm", "0" * 64, "b1", "late"), said)
+
+
+def late_pilot(lake: Lake, _: Line, __: Path) -> None:
+    page = lake.pilot_page("made", "caption", "vlm", "0" * 64, "b1", "e" * 64)
+    objects.create_bytes(page, f"<small>{COPIES[1].replace('&', '&amp;')}: 600 x 600</small>".encode())
+
+
 Comes = Callable[[Lake, Line, Path], None]
 
 BACK: dict[str, tuple[Comes, str]] = {
     "part": (late_part, "1 parts, the first is made/"),
     "version": (late_version, "1 versions use a part that was erased, the first is file:"),
+    "answer": (late_answer, "answers of engines"),
+    "pilot": (late_pilot, "answers of engines"),
     "copy": (lambda lake, _, folder: late_ingest(lake, folder, "again.png", COPY), "rows of tables"),
     "same id": (lambda lake, _, folder: late_ingest(lake, folder, "p1.jpg", pictures()[ORIGINAL]), "rows of tables"),
 }
@@ -182,6 +197,14 @@ def test_a_copy_that_is_delivered_afterwards_leaves_nothing(lake: Lake, tmp_path
     fingerprint(lake, run)
     assert found(lake) <= {"staging/made/b3/inventory.parquet"}
     assert look(lake, ANY).again == {}
+
+
+def test_answers_are_looked_at_as_long_as_a_run_may_have_begun_before(lake: Lake, made: Line, tmp_path: Path) -> None:
+    late_answer(lake, made, tmp_path)
+    [receipt] = read_erase_receipts(lake, made.run.request)
+    removed = {made.run.request: removed_of(receipt, frozenset(ERASED))}
+    assert answered_since(lake, removed, receipt.proved + LATEST - timedelta(seconds=1)) == [made.run.request]
+    assert answered_since(lake, removed, receipt.proved + LATEST) == []
 
 
 def test_where_nobody_asked_to_erase_nothing_is_read(tmp_path: Path) -> None:

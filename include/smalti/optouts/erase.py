@@ -24,6 +24,7 @@ from smalti.accounting import Report
 from smalti.compute import map_tasks
 from smalti.errors import ConflictError, InputError, MissingObject
 from smalti.lake import Lake
+from smalti.optouts.answers import answered_since, removed_of
 from smalti.optouts.erase_parts import Tables, erase_parts, left_over
 from smalti.optouts.erasing import Erasing, OldVersion, add_erasing, pixels_of, read_erasing
 from smalti.optouts.ledger import settle, state
@@ -196,11 +197,14 @@ def written_down(
 
 
 def _came_back(lake: Lake, found: Erasing | None, ids: set[str]) -> bool:
-    """Whether tables have rows of these ids again, though it is proven that all that was written down is removed."""
+    """Whether tables have rows of these ids again, or an engine has answered for one, though it is proven that all that was written down
+    is removed."""
     receipts = read_erase_receipts(lake, found.request) if found is not None else []
     if found is None or not receipts or found.erased > receipts[-1].erased:
         return False
-    return any(True for _ in _of_tables(lake, sorted(ids.union(found.ids))))
+    every = ids.union(found.ids)
+    removed = {found.request: removed_of(receipts[-1], frozenset(every))}
+    return bool(answered_since(lake, removed, datetime.now(UTC))) or any(True for _ in _of_tables(lake, sorted(every)))
 
 
 def old_parts(lake: Lake, request: str, ledger: Ledger, moved: Erasures, ids: set[str]) -> Iterator[str]:

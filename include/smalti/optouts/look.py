@@ -10,6 +10,7 @@ once an hour, and reads as little as it can:
 | parts | those that count and hold what the ledger names (`erase_parts.left_over`) |
 | tables | rows with an id of a request, in tables that were changed since the proof |
 | versions | those that count and use a part that was erased |
+| progress | ids in what was written since a removal, for 8 days after it (`smalti.optouts.answers`) |
 
 What is found is erased and removed by another run of the request, which writes a receipt of its own (`smalti.optouts.receipt_erase`). A row of
 a batch that nobody has fingerprinted yet is found here once it is, unless it has an id that is known: until then only its picture tells.
@@ -22,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from pydantic import Field
 
@@ -29,6 +31,7 @@ from smalti.accounting import Report
 from smalti.lake import Lake
 from smalti.maintenance.live import references
 from smalti.optouts import erase_parts
+from smalti.optouts.answers import answered_since, removed_of
 from smalti.optouts.erase_parts import left_over
 from smalti.optouts.erasing import Erasing, read_erasing
 from smalti.optouts.keys import KeyKind
@@ -89,7 +92,9 @@ def found_again(lake: Lake, requests: Sequence[str], ledger: Ledger) -> dict[str
             found[each.request] = f"{len(over)} versions use a part that was erased, the first is {over[0]}"
         else:
             looked.append(each)
-    return found | dict.fromkeys(_in_tables(lake, looked), "rows of tables")
+    removed = {each.request: removed_of(each.receipt, each.ids) for each in looked}
+    answers = dict.fromkeys(answered_since(lake, removed, datetime.now(UTC)), "answers of engines")
+    return found | answers | dict.fromkeys(_in_tables(lake, looked), "rows of tables")
 
 
 @dataclass(frozen=True)
