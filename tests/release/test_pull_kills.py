@@ -19,7 +19,8 @@ from smalti.objects import read_bytes
 from tests.conftest import snapshot
 from tests.loader.releases import Release, Shards, build, skip_share
 
-OLD: Shards = {"alpha": {"00001-aaaaaaaaaaaa": {(512, "1.000"): (6,) * 150, (1024, "0.778"): (5,) * 50}}}
+OLD: Shards = {"alpha": {"00001-aaaaaaaaaaaa": {(512, "1.000"): (6,) * 450, (1024, "0.778"): (5,) * 150}}}
+"""More than the kills wait for: on a busy machine a pull brings dozens until its killer has counted them."""
 NEW: Shards = {**OLD, "beta": {"00001-bbbbbbbbbbbb": {(512, "1.000"): (7,) * 20}}}
 
 
