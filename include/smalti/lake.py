@@ -250,6 +250,13 @@ class Lake:
         """What was erased of parts for a request, and when: the start of its grace. A later one adds to those before it."""
         return self._uri("optouts", "requests", request, "erasing.json" if number == 1 else f"erasing-{number}.json")
 
+    def optout_digests(self, source: str, part: str) -> str:
+        """What was to be erased of a part when it was written anew, as digests of the pictures; one object an erasure."""
+        return self._uri("optouts", "erased", source, part)
+
+    def optout_digest(self, source: str, part: str, sha256: str) -> str:
+        return self._uri("optouts", "erased", source, part, f"{sha256[:16]}.json")
+
     def optout_resolutions(self) -> str:
         return self._uri("optouts", "resolved")
 
@@ -343,7 +350,7 @@ NO_SMALL_OBJECTS = re.compile(r"releases/[^/]+/(curations|[^/]+/(streams|tree))/
 
 LEDGER_AND_RECEIPTS = re.compile(
     r"optouts/(requests/[0-9a-f]{16}/(request\.json\.gz|forgotten\.json|erasing(-\d+)?\.json|removing\.json)"
-    r"|heads/.*|resolved/.*|snapshots/.*|receipts/.*)"
+    r"|erased/.*|heads/.*|resolved/.*|snapshots/.*|receipts/.*)"
 )
 """Objects that name what was opted out for as long as it is: without them it would come back. Some say no more than the reference that a
 request was handed in under, which may be a sample's id."""

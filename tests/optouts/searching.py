@@ -26,7 +26,7 @@ from PIL import Image
 from smalti.shards import mds
 
 ALLOWED = re.compile(
-    r"optouts/(requests/[^/]+/(request\.json\.gz|erasing(-\d+)?\.json|removing\.json)|(resolved|snapshots|receipts)/.*)"
+    r"optouts/(requests/[^/]+/(request\.json\.gz|erasing(-\d+)?\.json|removing\.json)|(erased|resolved|snapshots|receipts)/.*)"
 )
 """The ledger's and the receipts' mention of a request."""
 

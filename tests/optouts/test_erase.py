@@ -32,6 +32,7 @@ from smalti.release.successors import Succeeded, succeed
 from smalti.settings import OptoutRun
 from smalti.shards import mds
 from smalti.shards.part import committed_parts
+from smalti.shards.replacements import read_log
 from smalti.shards.stage import shard
 from tests.maintenance.conftest import Died, content, dying_after, release, served
 from tests.optouts.conftest import DEMO, RELEASE, deliver_run
@@ -233,6 +234,29 @@ def test_killed_the_next_run_ends_in_the_same(
         report = erased(other, run)
         assert (report.parts, report.versions) == (wanted_parts.parts, wanted_parts.versions)
         assert {name: data for name, data in content(other).items() if "/parts/" in name} == wanted
+
+
+def test_digests_are_known_though_the_old_parts_are_gone_before_they_are_written_down(
+    copies: Callable[[str], Lake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the last step, and not run again until maintenance has collected what was replaced."""
+    undisturbed = copies("undisturbed")
+    wanted = read_erasing(undisturbed, erased(undisturbed, asked(undisturbed, "demo/1.jpg")).request)
+    lake = copies("killed")
+    run = asked(lake, "demo/1.jpg")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "written_down", lambda *_: (_ for _ in ()).throw(Died))
+        with pytest.raises(Died):
+            erased(lake, run)
+    for source in ("demo", "other"):
+        for name in read_log(lake, source).erased:
+            shutil.rmtree(str(objects.local_path(lake.part(source, name))))
+    erased(lake, run)
+    found = read_erasing(lake, run.request)
+    assert found is not None
+    assert wanted is not None
+    assert len(found.pictures) == 2
+    assert (found.pictures, found.pixels) == (wanted.pictures, wanted.pixels)
 
 
 def test_a_part_that_comes_while_versions_are_exchanged_is_erased_too(

@@ -10,10 +10,9 @@ A request is applied first: from then on nobody is served what it names. Twice i
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -25,8 +24,9 @@ from smalti.compute import map_tasks
 from smalti.errors import ConflictError, InputError, MissingObject
 from smalti.lake import Lake
 from smalti.optouts.answers import answered_since, removed_of
+from smalti.optouts.digests import digests_of, pair_of
 from smalti.optouts.erase_parts import Tables, erase_parts, left_over
-from smalti.optouts.erasing import Erasing, OldVersion, add_erasing, pixels_of, read_erasing
+from smalti.optouts.erasing import Erasing, OldVersion, add_erasing, read_erasing
 from smalti.optouts.ledger import settle, state
 from smalti.optouts.ledger_rows import read_matched
 from smalti.optouts.reach import Matcher
@@ -39,7 +39,6 @@ from smalti.release.manifest import read_manifest
 from smalti.release.successors import succeed, uses
 from smalti.release.tombstones import read_tombstone
 from smalti.settings import OptoutRun
-from smalti.shards import mds
 from smalti.shards.erasures import Erasures
 from smalti.shards.part import read_part
 from smalti.table.store import lance_errors, open_table, read_images, sql_text
@@ -182,11 +181,9 @@ def written_down(
     files, pictures, pixels = set[str](), set[str](), set[str]()
     rows = read_matched(lake, ledger.matched, [request])
     files.update(() if rows is None else rows["sha256"].to_pylist())
-    for encoded, decoded in map_tasks(
-        stored_digests, [(lake, name, frozenset(at)) for name, at in sorted(shards.items())]
-    ):
-        pictures |= encoded
-        pixels |= decoded
+    taken = [*digests_of(lake, {name: sorted(at) for name, at in shards.items()})]
+    pictures.update(each for each, _ in taken)
+    pixels.update(each for _, each in taken if each)
     asked = sorted(ids - (set() if found is None or back else {*found.ids}))
     for told, decoded in map_tasks(table_digests, [*_of_tables(lake, asked)]):
         files |= told
@@ -222,18 +219,6 @@ def old_parts(lake: Lake, request: str, ledger: Ledger, moved: Erasures, ids: se
             yield key
 
 
-def stored_digests(task: tuple[Lake, str, frozenset[int]]) -> tuple[set[str], set[str]]:
-    """sha256 of the encoded pictures at these indices of a shard (relative to parts/), and of their pixels."""
-    lake, shard, indices = task
-    uri = objects.join_uri(lake.parts_root(), shard)
-    try:
-        columns, samples = mds.read_shard(objects.read_bytes(uri), uri)
-    except MissingObject:
-        return set(), set()  # an earlier request's grace is over
-    images = [mds.decode_sample(columns, samples[index], uri)["image"] for index in sorted(indices)]
-    return _digests(image for image in images if isinstance(image, bytes))
-
-
 @dataclass(frozen=True)
 class _Rows:
     """Rows of one version of a table."""
@@ -261,16 +246,8 @@ def _of_tables(lake: Lake, ids: list[str]) -> Iterator[_Rows]:
 
 def table_digests(task: _Rows) -> tuple[set[str], set[str]]:
     """sha256 of the files of some rows, and of their pixels."""
-    return _digests(read_images(task.uri, task.version, task.rows))
-
-
-def _digests(pictures: Iterable[bytes]) -> tuple[set[str], set[str]]:
-    encoded, decoded = set(), set()
-    for picture in pictures:
-        encoded.add(hashlib.sha256(picture).hexdigest())
-        pixels = pixels_of(picture)
-        decoded |= {pixels} if pixels else set()
-    return encoded, decoded
+    pairs = [pair_of(picture) for picture in read_images(task.uri, task.version, task.rows)]
+    return {encoded for encoded, _ in pairs}, {decoded for _, decoded in pairs if decoded}
 
 
 def _part_of(shard: str) -> str:

@@ -23,6 +23,7 @@ from smalti import objects
 from smalti.errors import CorruptError, MissingObject
 from smalti.lake import Lake
 from smalti.maintenance.copying import CopyPlan, Erasure, samples_of, step_of, write
+from smalti.optouts.digests import take_digests
 from smalti.optouts.keys import KeyKind
 from smalti.optouts.ledger import all_parts, settle, state
 from smalti.optouts.ledger_rows import read_matched
@@ -166,6 +167,7 @@ def erase_part(lake: Lake, part: Part, erasure: Erasure) -> str | None:
     Returns: `<source>/<part>` of the new one, "" if nothing is left; None: another run has erased something of it meanwhile.
     """
     plan = plan_erasure(lake, part, erasure)
+    take_digests(lake, part.source, part.name, erasure.shards)
     if plan.rows.num_rows:
         made = write(lake, plan)
         return None if made is None else f"{made.source}/{made.name}"
