@@ -21,6 +21,7 @@ from smalti.optouts.matched import MATCHED
 from smalti.optouts.request import Request
 from smalti.optouts.table_reader import COLUMNS, TableReader
 from smalti.optouts.tables import Tables
+from smalti.optouts.urls import WHITE
 from smalti.shards.samples import SCHEMA
 from smalti.table.fragments import url_host
 from tests.optouts.making import Sample, request
@@ -91,7 +92,7 @@ def test_whole_tables_are_read_for_their_hashes_alone(lake: Lake, monkeypatch: p
     for key, expected, columns in (
         (("id", "s1/n7"), {"s1/n7", "s1/copy", "s1/again"}, {"phash", "flat"}),
         (("sha256", many[9].sha256), {"s1/n9"}, {"phash", "flat"}),
-        (("owner", "nobody"), set(), {"owner"}),
+        (("owner", "nobody"), set(), set()),
     ):
         found = Tables.open(lake).match([request(key)], None).rows
         assert set(found["id"].to_pylist()) == expected
@@ -99,10 +100,24 @@ def test_whole_tables_are_read_for_their_hashes_alone(lake: Lake, monkeypatch: p
         read.clear()
 
 
-def test_an_owner_is_found_as_everywhere_whatever_is_around_the_name(lake: Lake) -> None:
-    put_table(lake, "s1", [[Sample("a", 1, phash=5, owner=" Ann\t"), Sample("b", 2, phash=1 << 50)]], indices=True)
+def test_an_owner_is_found_as_everywhere_whatever_is_around_the_name(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any character that `str.strip` takes away, one or more, before or behind or both; others are other names."""
+    names = ["Ann", *(f"{c}Ann" for c in WHITE), *(f"Ann{c}" for c in WHITE), *(f"{c}\t Ann {c}" for c in WHITE)]
+    others = ["Ann\0", "\0Ann", "An", "Ann!", "Anna", "ann", "!Ann", "\u200bAnn", "Ann\u200b", "A nn", " ", "", None]
+    rows = [
+        Sample(f"n{n}", n, phash=(n + 1) * 0x9E3779B97F4A7C15 % 2**64, owner=name)
+        for n, name in enumerate([*names, *others])
+    ]
+    put_table(lake, "s1", [rows[::2], rows[1::2], [Sample("last", 999, phash=5, owner="\u3000Ann")]], indices=True)
+    read = read_sparingly(monkeypatch)
     found = Tables.open(lake).match([request(("owner", "Ann"))], None).rows
-    assert found["id"].to_pylist() == ["s1/a"]
+    assert set(found["id"].to_pylist()) == {"s1/last", *(f"s1/n{n}" for n in range(len(names)))}
+    assert ("owner",) not in read, "by the index"
+    monkeypatch.setattr(indexed, "HELD", 40)
+    assert Tables.open(lake).match([request(("owner", "Ann"))], None).rows.equals(found)
+    assert ("owner",) in read, "too many are held: whole tables are read"
 
 
 def test_where_too_much_would_be_held_whole_tables_are_read(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

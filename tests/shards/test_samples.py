@@ -145,3 +145,14 @@ def test_a_file_that_an_older_smalti_fingerprinted_is_named(kind: pa.DataType, a
     source = reader(any_lake, old.getvalue().to_pybytes())
     with pytest.raises(InputError, match=r"00001-000000000001.*older smalti.*192 bytes.*99.*new lake"):
         read_thumbnails(source, np.array([5]))
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_the_first_key_alone_is_the_first_of_both(first: int) -> None:
+    """Of a column that does not begin at its buffer's start, too."""
+    digests = [hashlib.sha256(bytes([number])).hexdigest() for number in range(20)]
+    column = pa.chunked_array([digests[:7], digests[7:]]).slice(first)
+    both = keys_of(column)
+    assert [each.tolist() for each in keys_of(column, 1)] == [both[0].tolist()]
+    assert both[0].tolist() == [int(digest[:16], 16) for digest in digests[first:]]
+    assert both[1].tolist() == [int(digest[16:32], 16) for digest in digests[first:]]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smalti import objects
-from smalti.curation.near import Mask
+from smalti.curation.near import Ints, Mask
 from smalti.errors import CorruptError, LakeError, MissingObject
 from smalti.lake import Lake
 from smalti.shards.part import Part, batch_orders
@@ -33,8 +33,12 @@ class Rows(Protocol):
     def sizes(self) -> Sequence[int]:
         """Samples of each part."""
 
-    def read(self, part: int, columns: Sequence[str], start: int, rows: int) -> Any:
-        """A polars frame of some columns of the rows `start` to `start + rows` of a part."""
+    def read(self, part: int, columns: Sequence[str], start: int, rows: int, taken: Ints | None = None) -> Any:
+        """A polars frame of some columns of the rows `start` to `start + rows` of a part.
+
+        Args:
+            taken: of these, by their place from `start` on; empty: all.
+        """
 
     def thumbnails(self, part: int, start: int, taken: Mask) -> Thumbnails:
         """`colour` of some of the rows from `start` on, as `taken` says by row: uint8 (taken, THUMBNAIL), any bytes where there is none."""
@@ -69,7 +73,7 @@ class PartReader:
     def _places(self) -> list[dict[str, int]]:
         return batch_orders(self.parts)
 
-    def read(self, part: int, columns: Sequence[str], start: int, rows: int) -> Any:
+    def read(self, part: int, columns: Sequence[str], start: int, rows: int, taken: Ints | None = None) -> Any:
         """See Reader.
 
         Raises:
@@ -85,7 +89,7 @@ class PartReader:
             kinds = pl.from_arrow(stored(SCHEMA.empty_table()).select(list(columns))).schema
             frame = frame.cast(kinds)
         _check_rows(frame.height, rows, start, of, uri)
-        return frame
+        return frame if taken is None else frame[taken]
 
     def thumbnails(self, part: int, start: int, taken: Mask) -> Thumbnails:
         """See Reader.
@@ -210,11 +214,12 @@ class FrameReader:
     def sizes(self) -> Sequence[int]:
         return [frame.height for frame in self.frames]
 
-    def read(self, part: int, columns: Sequence[str], start: int, rows: int) -> Any:
+    def read(self, part: int, columns: Sequence[str], start: int, rows: int, taken: Ints | None = None) -> Any:
         import polars as pl
 
         keys = {name: pl.col("sha256").hash(seed) for seed, name in enumerate(KEYS)}
-        return self.frames[part].with_columns(batch=pl.lit(f"{part}"), **keys).select(columns).slice(start, rows)
+        frame = self.frames[part].with_columns(batch=pl.lit(f"{part}"), **keys).select(columns).slice(start, rows)
+        return frame if taken is None else frame[taken]
 
     def thumbnails(self, part: int, start: int, taken: Mask) -> Thumbnails:
         column = self.frames[part]["colour"].slice(start, len(taken)).filter(taken)

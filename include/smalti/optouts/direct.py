@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,8 +58,11 @@ def gather(reader: Rows, columns: Sequence[str], rows: Ints) -> Iterator[tuple[s
 
     def read(low: int, high: int) -> tuple[slice, int, Any]:
         number, start = int(part[low]), int(at[low]) * step
-        frame = reader.read(number, columns, start, step)
-        return slice(low, high), number, frame[rows[low:high] - int(starts[number]) - start]
+        return (
+            slice(low, high),
+            number,
+            reader.read(number, columns, start, step, rows[low:high] - int(starts[number]) - start),
+        )
 
     if len(rows):
         with ThreadPoolExecutor(AHEAD) as pool:
@@ -77,13 +80,15 @@ class Direct:
     keys: Any
 
     @classmethod
-    def of(cls, requests: Sequence[Request]) -> Direct:
+    def of(cls, requests: Sequence[Request], kinds: Collection[KeyKind] = tuple(KeyKind)) -> Direct:
+        """The keys of these kinds."""
         import polars as pl
 
         rows = [
             (str(key.kind), key.value, number, place)
             for number, request in enumerate(requests)
             for place, key in enumerate(request.keys)
+            if key.kind in kinds
         ]
         schema = {"kind": pl.String, "value": pl.String, "request": pl.Int32, "key": pl.Int32}
         return cls(pl.DataFrame(rows, schema=schema, orient="row"))

@@ -1,6 +1,6 @@
 """The rows of tables that a small request can reach, by the tables' indices: so that one key does not read every row.
 
-What is reached by an id or by equal bytes is looked up; hashes are compared with the column of all hashes, 8 bytes a row; owners and URLs, which
+What is reached by an id, by equal bytes or by an owner is looked up; hashes are compared with the column of all hashes, 8 bytes a row; URLs, which
 sources spell as they like, are looked at one by one, as everywhere. What that gives is matched as a whole table would be, and looked up again
 for what it has reached, until nothing new is: then the rows that are held are all that matter, and some that do not.
 """
@@ -24,6 +24,7 @@ from smalti.optouts.keys import KeyKind
 from smalti.optouts.match import match_rows
 from smalti.optouts.matched import MATCHED
 from smalti.optouts.neighbours import Neighbours
+from smalti.optouts.owner_index import FEW, Addresses, has_index, rows_of_owners
 from smalti.optouts.prints import HASHED, as_keys, kind_of
 from smalti.optouts.request import Request
 from smalti.optouts.table_reader import COLUMNS, HeldReader, TableReader
@@ -36,7 +37,7 @@ HELD = 200_000
 """Rows that are held at most: 100 MB. Where more may matter, the tables are read."""
 
 _LOOKED_UP = {KeyKind.ID: "id", KeyKind.SHA256: "sha256", KeyKind.IMAGE: "sha256"}
-"""Kinds whose values stand in a column just so. What the others name has white space around it, or is spelled in another way."""
+"""Kinds whose values stand in a column just so."""
 
 
 class _TooMany(Exception):
@@ -51,12 +52,14 @@ class Indexed:
         tables: lance.LanceDataset by source.
         asked: column -> texts that were looked up.
         rows: by source, what is held: COLUMNS as far as there are, and `_rowid`.
+        direct: what `Direct` has found in whole tables, and the kinds of keys that it was not asked for.
     """
 
     tables: Mapping[str, Any]
     asked: dict[str, set[str]] = field(default_factory=lambda: {"id": set(), "sha256": set()})
     hashes: set[int] = field(default_factory=set)
     rows: dict[str, pa.Table] = field(default_factory=dict)
+    direct: tuple[Any, frozenset[KeyKind]] | None = None
 
     def reach(self, requests: Sequence[Request], known: pa.Table, *, keys: bool = True) -> HeldReader | None:
         """All rows that matter to requests, and some others; None: too many may.
@@ -97,9 +100,30 @@ class Indexed:
                 hashes.add(key.fingerprint.phash)
         self._look_up(wanted)
         self._look_near(hashes)
-        others = [_without_index(request) for request in requests]
-        if any(request.keys for request in others):
-            self._hold(as_rows(Direct.of(others).find(self._all)))
+        by_index = {*_LOOKED_UP, KeyKind.OWNER} if self._by_owners(requests) else {*_LOOKED_UP}
+        others = Direct.of(requests, {*KeyKind} - by_index)
+        if others.keys.height:
+            found = others.find(self._all)
+            self.direct = found, frozenset(by_index)
+            self._hold(as_rows(found))
+
+    def _by_owners(self, requests: Sequence[Request]) -> bool:
+        """Hold the rows of all owners; False: their index does not help, and nothing is held."""
+        owners = {key.value for request in requests for key in request.keys if key.kind == KeyKind.OWNER}
+        if not 0 < len(owners) <= FEW:
+            return not owners
+        found: dict[str, Addresses] = {}
+        for source, table in self.tables.items():
+            if "owner" not in table.schema.names:
+                continue
+            with lance_errors(source):
+                rows = rows_of_owners(table, owners, HELD) if has_index(table) else None
+            if rows is None:
+                return False
+            found[source] = rows
+        for source, rows in found.items():
+            self._hold_at(source, rows)
+        return True
 
     def _from(self, rows: pa.Table) -> bool:
         """Look up what has something of some rows; whether that had not been done."""
@@ -156,11 +180,14 @@ class Indexed:
         for _, part, frame in gather(self._all, ["_rowid"], rows):
             by_source.setdefault(self._all.sources[part], []).append(as_keys(frame["_rowid"]))
         for source, found in by_source.items():
-            held = self.rows[source]["_rowid"].to_numpy() if source in self.rows else np.empty(0, np.uint64)
-            wanted = np.setdiff1d(np.concatenate(found), held)
-            for start in range(0, len(wanted), SMALL):
-                some = ", ".join(str(each) for each in wanted[start : start + SMALL])
-                self._add(source, self._read(source, f"_rowid IN ({some})"))
+            self._hold_at(source, np.concatenate(found))
+
+    def _hold_at(self, source: str, addresses: Addresses) -> None:
+        held = self.rows[source]["_rowid"].to_numpy() if source in self.rows else np.empty(0, np.uint64)
+        wanted = np.setdiff1d(addresses, held)
+        for start in range(0, len(wanted), SMALL):
+            some = ", ".join(str(each) for each in wanted[start : start + SMALL])
+            self._add(source, self._read(source, f"_rowid IN ({some})"))
 
     def _read(self, source: str, filter_: str) -> pa.Table:
         table = self.tables[source]
@@ -176,8 +203,3 @@ class Indexed:
         self.rows[source] = both.take(pa.array(first))
         if sum(each.num_rows for each in self.rows.values()) > HELD:
             raise _TooMany
-
-
-def _without_index(request: Request) -> Request:
-    """A request with those of its keys alone that no index finds."""
-    return request.model_copy(update={"keys": tuple(key for key in request.keys if key.kind not in _LOOKED_UP)})

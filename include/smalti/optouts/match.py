@@ -83,15 +83,26 @@ class Found:
 
 
 def match_rows(
-    reader: Rows, requests: Sequence[Request], known: pa.Table, near_limit: int, *, keys: bool = True
+    reader: Rows,
+    requests: Sequence[Request],
+    known: pa.Table,
+    near_limit: int,
+    *,
+    keys: bool = True,
+    direct: Any = None,
 ) -> Found:
-    """Match requests with the rows of a reader. Without `keys` only with what is known of them."""
+    """Match requests with the rows of a reader. Without `keys` only with what is known of them.
+
+    Args:
+        direct: what `Direct` finds, if the caller has asked it already.
+    """
     import polars as pl
 
     asked = requests if keys else ()
     pictures = Pictures.of_keys(asked)
     before = _known(known, requests)
-    direct = Direct.of(asked).find(reader)
+    if direct is None or not keys:
+        direct = Direct.of(asked).find(reader)
     if not (direct.height or before.height or len(pictures)):
         nothing = _labelled(direct, KEY)
         return Found(nothing, nothing, _unmatched(requests, direct, before), {}, {}, None)

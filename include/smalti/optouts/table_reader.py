@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from smalti.curation.near import Mask
+from smalti.curation.near import Ints, Mask
 from smalti.curation.readers import Thumbnails
 from smalti.shards.samples import KEYS, SCHEMA, THUMBNAIL, check_thumbnails, keys_of
 from smalti.table.store import lance_errors
@@ -25,11 +25,16 @@ def _shaped(table: pa.Table, columns: Sequence[str]) -> Any:
 
     frame = pl.DataFrame(pl.from_arrow(table))
     if {*KEYS} & {*columns}:
-        keys = keys_of(table["sha256"])
-        frame = frame.with_columns(pl.Series(name, key) for name, key in zip(KEYS, keys, strict=True))
+        names = KEYS[: max(KEYS.index(name) for name in columns if name in KEYS) + 1]
+        keys = keys_of(table["sha256"], len(names))
+        frame = frame.with_columns(pl.Series(name, key) for name, key in zip(names, keys, strict=True))
     kinds = pl.from_arrow(SCHEMA.empty_table())
     lacking = [name for name in columns if name not in frame.columns]
     return frame.with_columns(pl.lit(None, kinds[name].dtype).alias(name) for name in lacking).select(columns)
+
+
+def _taken(table: pa.Table, taken: Ints | None) -> pa.Table:
+    return table if taken is None else table.take(pa.array(taken))
 
 
 def _asked(columns: Sequence[str]) -> list[str]:
@@ -58,12 +63,12 @@ class HeldReader:
     def sizes(self) -> Sequence[int]:
         return [rows.num_rows for _, rows in self.parts]
 
-    def read(self, part: int, columns: Sequence[str], start: int, rows: int) -> Any:
+    def read(self, part: int, columns: Sequence[str], start: int, rows: int, taken: Ints | None = None) -> Any:
         """See Reader."""
         held = self.parts[part][1]
         asked = [*_asked(columns), *({"_rowid"} & {*columns})]
         asked = [name for name in asked if name in held.schema.names]
-        return _shaped(held.select(asked or ["id"]).slice(start, rows), columns)
+        return _shaped(_taken(held.select(asked or ["id"]).slice(start, rows), taken), columns)
 
     def thumbnails(self, part: int, start: int, taken: Mask) -> Thumbnails:
         """See Reader."""
@@ -97,9 +102,10 @@ class TableReader:
     def sizes(self) -> Sequence[int]:
         return [self._reading(part, lambda fragment: int(fragment.count_rows())) for part in range(len(self.fragments))]
 
-    def read(self, part: int, columns: Sequence[str], start: int, rows: int) -> Any:
+    def read(self, part: int, columns: Sequence[str], start: int, rows: int, taken: Ints | None = None) -> Any:
         """See Reader."""
-        return _shaped(self._table(part, _asked(columns), start, rows, addresses="_rowid" in columns), columns)
+        table = self._table(part, _asked(columns), start, rows, addresses="_rowid" in columns)
+        return _shaped(_taken(table, taken), columns)
 
     def thumbnails(self, part: int, start: int, taken: Mask) -> Thumbnails:
         """See Reader."""

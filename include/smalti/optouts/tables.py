@@ -20,7 +20,7 @@ from smalti.compute import map_tasks
 from smalti.images.decode import DecodeError, decode
 from smalti.images.fingerprint import fingerprint
 from smalti.lake import Lake
-from smalti.optouts.direct import gather
+from smalti.optouts.direct import Direct, gather
 from smalti.optouts.indexed import Indexed
 from smalti.optouts.ledger_rows import CONTENT, not_in
 from smalti.optouts.match import match_rows, table_of
@@ -99,17 +99,21 @@ class Tables:
         Args:
             known: MATCHED, what these requests match elsewhere: copies of that are looked for as well.
         """
+        import polars as pl
+
         whole = TableReader.of(self.tables)
         if not whole.fragments:
             nothing = MATCHED.empty_table()
             return Matched(nothing, nothing, {each.id: tuple(range(len(each.keys))) for each in requests})
         few: list[Indexed] = [Indexed(self.tables)]
 
-        def reader(known: pa.Table, keys: bool) -> TableReader | HeldReader:
-            found = few[0].reach(requests, known, keys=keys) if few else None
-            if found is None:
-                few.clear()
-            return found or whole
+        def reader(known: pa.Table, keys: bool) -> tuple[TableReader | HeldReader, Any]:
+            """And what keys name in it, if that was found while the indices were tried."""
+            if few and (found := few[0].reach(requests, known, keys=keys)) is not None:
+                return found, None
+            told = few[0].direct if few and keys else None
+            few.clear()
+            return whole, told and pl.concat([told[0], Direct.of(requests, told[1]).find(whole)])
 
         return self._match(reader, requests, known)
 
@@ -157,14 +161,15 @@ class Tables:
 
     def _match(
         self,
-        reader_of: Callable[[pa.Table, bool], TableReader | HeldReader],
+        reader_of: Callable[[pa.Table, bool], tuple[TableReader | HeldReader, Any]],
         requests: Sequence[Request],
         known: pa.Table | None,
     ) -> Matched:
-        """reader_of: gives a reader of all rows that matter to what is known, and to keys if they count."""
+        """reader_of: gives a reader of all rows that matter to what is known, and to keys if they count; and what keys name in it, if that
+        is known."""
         known = MATCHED.empty_table() if known is None else known
-        reader = reader_of(known, True)
-        found = match_rows(reader, requests, known, 0)
+        reader, direct = reader_of(known, True)
+        found = match_rows(reader, requests, known, 0, direct=direct)
         labels = [""] * len(reader.sizes)
         rows = _one_of_each(CONTENT, table_of(reader, labels, found.nodes, requests, found.entries))
         unread = _unread(reader, found.entries)
@@ -172,7 +177,7 @@ class Tables:
             return Matched(rows, MATCHED.empty_table(), found.unmatched)
         rows = _printed(rows, self._prints(unread))
         known = pa.concat_tables([known, rows])
-        reader = reader_of(known, False)
+        reader, _ = reader_of(known, False)
         more = match_rows(reader, requests, known, 0, keys=False)
         labels = [""] * len(reader.sizes)
         more_rows = table_of(reader, labels, more.nodes, requests, more.entries)
@@ -196,8 +201,8 @@ class Tables:
         return pl.DataFrame(rows, schema, orient="row")
 
 
-def _itself(reader: HeldReader, known: pa.Table, keys: bool) -> HeldReader:
-    return reader
+def _itself(reader: HeldReader, known: pa.Table, keys: bool) -> tuple[HeldReader, None]:
+    return reader, None
 
 
 @dataclass(frozen=True)

@@ -89,11 +89,11 @@ def stored(table: pa.Table) -> pa.Table:
     return table
 
 
-def keys_of(sha256: pa.ChunkedArray) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """KEYS of hexadecimal texts.
+def keys_of(sha256: pa.ChunkedArray, count: int = len(KEYS)) -> tuple[npt.NDArray[np.uint64], ...]:
+    """The first of KEYS, so many, of hexadecimal texts.
 
     Raises:
-        ValueError: one is not 64 hexadecimal digits.
+        ValueError: one is not 64 hexadecimal digits, as far as they are looked at: the first 16 of each of them.
     """
     try:
         column = pa.chunked_array(sha256.cast(pa.binary()).cast(pa.binary(64))).combine_chunks()
@@ -102,12 +102,13 @@ def keys_of(sha256: pa.ChunkedArray) -> tuple[npt.NDArray[np.uint64], npt.NDArra
     if column is None or column.null_count:
         raise ValueError("a sha256 is not 64 hexadecimal digits")
     start, stop = 64 * column.offset, 64 * (column.offset + len(column))
-    nibbles = _NIBBLE[np.frombuffer(column.buffers()[1], np.uint8)[start:stop]]
+    digits = np.frombuffer(column.buffers()[1], np.uint8)[start:stop].reshape(-1, 64)
+    nibbles = _NIBBLE[digits if count == len(KEYS) else digits[:, : 16 * count]]
     if (nibbles > 15).any():
         raise ValueError("a sha256 is not 64 hexadecimal digits")
-    pairs = nibbles.reshape(-1, 32, 2)
-    words = np.ascontiguousarray(pairs[:, :16, 0] << 4 | pairs[:, :16, 1]).view(">u8").astype(np.uint64)
-    return words[:, 0], words[:, 1]
+    pairs = nibbles[:, : 16 * count].reshape(-1, 8 * count, 2)
+    words = np.ascontiguousarray(pairs[..., 0] << 4 | pairs[..., 1]).view(">u8").astype(np.uint64)
+    return tuple(words[:, number] for number in range(count))
 
 
 _NIBBLE = np.full(256, 255, np.uint8)
