@@ -8,8 +8,11 @@ import pytest
 
 from smalti.config import Drops
 from smalti.lake import Lake
+from smalti.objects import create_bytes
 from smalti.release.diff import GONE, Diff, diff
-from smalti.release.summary import summary
+from smalti.release.manifest import read_manifest
+from smalti.release.optouts import OptoutSnapshot
+from smalti.release.summary import samples_of, summary
 from smalti.settings import ReleaseRun
 from tests.release.conftest import add, build
 from tests.support.pictures import Row, picture, release_run, stored
@@ -67,6 +70,20 @@ def test_a_new_part_brings_new_samples_and_a_better_copy_takes_a_place(filled: L
     assert found.replaced == {"picture": 1}
     assert len(found.new_parts) == 1
     assert found.gone_parts == ()
+
+
+def test_what_is_opted_out_by_now_is_counted_and_not_named(filled: Lake, run: ReleaseRun) -> None:
+    first = settled(filled, run)
+    second = settled(filled, with_drops(run, labels=(), licences=("CC0-1.0",)))
+    before = diff(first, second)
+    assert named(before) == ({"demo/text.jpg": "text"}, {"other/own.jpg": "licence"})
+    places = {name: (shard, index) for name, shard, index, _ in samples_of(first, read_manifest(first))}
+    shard, index = places["demo/text.jpg"]
+    create_bytes(filled.optout_snapshot(1), OptoutSnapshot(position=1, shards={shard: (index,)}).encode())
+    after = diff(first, second)
+    assert named(after) == ({}, {"other/own.jpg": "licence"})
+    assert (after.gained, after.lost) == (before.gained, before.lost)
+    assert named(diff(second, first)) == ({"other/own.jpg": "licence"}, {})
 
 
 def test_a_source_that_is_taken_out_takes_its_samples_along(filled: Lake, run: ReleaseRun) -> None:

@@ -18,7 +18,8 @@ from smalti import objects
 from smalti.errors import CorruptError, MissingObject
 from smalti.lake import Lake
 from smalti.reasons import SkipReason
-from smalti.release.manifest import Manifest, beside, read_manifest, read_skip_file
+from smalti.release.manifest import Manifest, read_manifest, read_skip_file
+from smalti.release.optouts import lake_of, newest_position, read_snapshot
 from smalti.release.skips import Model, ShardSkips
 from smalti.release.tombstones import refuse_succeeded
 
@@ -60,7 +61,8 @@ class Diff(Model):
         lost: reason for which `after` does not serve it -> samples that `before` served.
         replaced: what differs (picture, captioner, part) -> samples that both serve, from other places.
         settings: one line a setting that differs.
-        gained_samples, lost_samples: at most MOST for each reason, by id.
+        gained_samples, lost_samples: at most MOST for each reason, by id. What is opted out by now is counted and not named: who asked for
+            that does not want to stand in a list.
     """
 
     before: Side
@@ -132,6 +134,13 @@ class _Release:
             found |= read_skip_file(self.uri, stream).shards
         return found
 
+    @cached_property
+    def opted_out(self) -> dict[str, tuple[int, ...]]:
+        """Places in the release's parts that are opted out by now: shard -> indices."""
+        lake = lake_of(self.uri)
+        shards = read_snapshot(lake, newest_position(lake)).shards
+        return {name: indices for name, indices in shards.items() if "/".join(name.split("/", 2)[:2]) in self.parts}
+
     def rows(self, part: str, shards: Iterable[str] | None = None) -> Any:
         """Samples of a part, polars: _COLUMNS and `why` (the first reason; null: it is served).
 
@@ -143,8 +152,7 @@ class _Release:
         import pyarrow.parquet as pq
         from pyarrow import ArrowException
 
-        lake = Lake(beside(self.uri, "../../.."))
-        uri = lake.samples(*part.split("/"))
+        uri = lake_of(self.uri).samples(*part.split("/"))
         chosen = None if shards is None else pc.field("shard").isin(sorted(shards))
         try:
             with objects.open_binary(uri) as file:
@@ -186,8 +194,8 @@ def _compare(before: _Release, after: _Release, most: int) -> Diff:
         new_parts=tuple(sorted(after.parts.keys() - before.parts.keys())),
         gone_parts=tuple(sorted(before.parts.keys() - after.parts.keys())),
         settings=tuple(_setting_lines(before.manifest.settings, after.manifest.settings)),
-        gained_samples=_listed(gained, most),
-        lost_samples=_listed(lost, most),
+        gained_samples=_listed(gained, most, after),
+        lost_samples=_listed(lost, most, before),
     )
 
 
@@ -249,11 +257,20 @@ def _counts(column: Any) -> dict[str, int]:
     return dict(sorted(Counter(column.to_list()).items()))
 
 
-def _listed(samples: Any, most: int) -> tuple[Change, ...]:
-    """The first ids of each reason."""
-    if not most:
+def _listed(samples: Any, most: int, serves: _Release) -> tuple[Change, ...]:
+    """The first ids of each reason.
+
+    Args:
+        serves: the release that serves these samples.
+    """
+    import polars as pl
+
+    if not most or not samples.height:
         return ()  # polars' head(0) of a group is a row of nulls
-    few = samples.sort("why", "id").group_by("why", maintain_order=True).head(most).select("id", "why")
+    gone = [(shard, index) for shard, indices in serves.opted_out.items() for index in indices]
+    places = pl.DataFrame(gone, schema={"shard": pl.String, "index": pl.Int32}, orient="row")
+    told = samples.filter(pl.col("why") != str(SkipReason.OPTOUT)).join(places, on=["shard", "index"], how="anti")
+    few = told.sort("why", "id").group_by("why", maintain_order=True).head(most).select("id", "why")
     return tuple(Change(id=each["id"], why=each["why"]) for each in few.iter_rows(named=True))
 
 
