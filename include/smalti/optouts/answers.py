@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from smalti import objects
-from smalti.compute import map_threads
 from smalti.errors import MissingObject
 from smalti.lake import Lake
 from smalti.optouts.needles import Removing, Seeker
 from smalti.optouts.receipt_erase import EraseReceipt
+from smalti.threads import map_threads
 
 LATEST = timedelta(days=8)
 """How long after a removal a run may end that had begun before: a caption task has 7 days. A run that begins after it asks nothing about

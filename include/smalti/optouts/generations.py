@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from smalti import objects
-from smalti.compute import map_threads
 from smalti.lake import Lake
 from smalti.optouts.needles import Seeker
 from smalti.optouts.remove_small import READERS, is_allowed
 from smalti.optouts.scan import look_into
+from smalti.threads import map_threads
 
 
 @dataclass

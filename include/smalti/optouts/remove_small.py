@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from smalti import objects
-from smalti.compute import map_threads
 from smalti.lake import LEDGER_AND_RECEIPTS, NO_SMALL_OBJECTS, SMALL_OBJECTS, Kind, Lake
 from smalti.maintenance.garbage import sweep, write_mark
 from smalti.maintenance.live import References
@@ -38,6 +37,7 @@ from smalti.optouts.request import Action, read_answer, read_request
 from smalti.optouts.scan import UNREADABLE, Finding, look_at, look_into, values_found
 from smalti.release.latest import is_gone
 from smalti.release.skips import compress, decompress, parse
+from smalti.threads import map_threads
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

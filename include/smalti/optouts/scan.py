@@ -30,10 +30,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from smalti import objects
-from smalti.compute import Shared, map_tasks, map_threads, share
+from smalti.compute import Shared, map_tasks, share
 from smalti.errors import MissingObject, SmaltiError
 from smalti.lake import Lake
 from smalti.optouts.needles import Ids, Seeker
+from smalti.threads import map_threads
 
 log = logging.getLogger("smalti")
 

@@ -8,6 +8,10 @@ from smalti import objects
 from smalti.errors import ConflictError, InputError
 from smalti.lake import Lake
 from smalti.release.skips import Model, canonical_json, parse
+from smalti.threads import map_threads
+
+_READERS = 16
+"""Tombstones that are looked for at once."""
 
 
 class Past(Model):
@@ -132,7 +136,8 @@ def live_versions(lake: Lake, dataset: str, keep: int | None = None) -> tuple[st
         keep: only so many of those that were published.
     """
     kept = stored_latest(lake, dataset).kept(keep)
-    return tuple(each for each in kept if not objects.exists(lake.release_tombstone(dataset, each)))
+    stones = map_threads(lambda each: objects.exists(lake.release_tombstone(dataset, each)), kept, threads=_READERS)
+    return tuple(each for each, stone in zip(kept, stones, strict=True) if not stone)
 
 
 def gone_versions(lake: Lake, dataset: str) -> frozenset[str]:

@@ -31,11 +31,15 @@ from smalti.release.tombstones import bury, read_tombstone
 from smalti.release.tree_claims import position_of
 from smalti.release.verify import read_verified, verify
 from smalti.settings import ReleaseRun
+from smalti.threads import map_threads
 
 log = logging.getLogger("smalti")
 
 ROUNDS = 20
 """Times that a dataset is looked at again, because requests or versions came while it was worked on."""
+
+_READERS = 16
+"""Tombstones that are read at once."""
 
 SUCCEEDED = "its tree held samples that were opted out since"
 """Why, where opt-outs alone are the reason."""
@@ -212,9 +216,11 @@ def _successor(lake: Lake, old: Manifest, exchanged: Exchanged, base: str | None
 def _bury_all(lake: Lake, dataset: str) -> None:
     """Tombstones that a killed run did not come to write."""
     latest = stored_latest(lake, dataset)
-    for each in latest.succeeded:
-        if read_tombstone(lake, dataset, each.version) is None:
-            bury(lake, dataset, each.version, latest)
+    versions = [each.version for each in latest.succeeded]  # as many as there were requests, if there is a tree
+    stones = map_threads(lambda version: read_tombstone(lake, dataset, version), versions, threads=_READERS)
+    for version, stone in zip(versions, stones, strict=True):
+        if stone is None:
+            bury(lake, dataset, version, latest)
 
 
 def _give_up_unpublished(lake: Lake, dataset: str, exchanged: Exchanged, why: str) -> None:
