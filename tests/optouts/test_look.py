@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -205,6 +205,8 @@ def test_answers_are_looked_at_as_long_as_a_run_may_have_begun_before(lake: Lake
     removed = {made.run.request: removed_of(receipt, frozenset(ERASED))}
     assert answered_since(lake, removed, receipt.proved + LATEST - timedelta(seconds=1)) == [made.run.request]
     assert answered_since(lake, removed, receipt.proved + LATEST) == []
+    behind = {name: replace(each, began=each.began + timedelta(minutes=50)) for name, each in removed.items()}
+    assert answered_since(lake, behind, receipt.proved) == [made.run.request], "the worker's clock was ahead"
 
 
 def test_where_nobody_asked_to_erase_nothing_is_read(tmp_path: Path) -> None:

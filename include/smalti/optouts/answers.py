@@ -23,6 +23,9 @@ LATEST = timedelta(days=8)
 """How long after a removal a run may end that had begun before: a caption task has 7 days. A run that begins after it asks nothing about
 what was asked back (`smalti.table.asked_back`)."""
 
+_CLOCKS = timedelta(hours=1)
+"""By how much those of the store and of a worker may differ. What is read too much has been cleaned by its removal."""
+
 _READERS = 16
 
 
@@ -31,7 +34,7 @@ class Removed:
     """What was removed for a request.
 
     Attributes:
-        began: when the removal took down what it looks for: what was written before was looked at by it.
+        began: when the removal took down what it looks for: what was written before was cleaned by it.
         proved: when nothing was left.
         ids: of the samples.
     """
@@ -57,11 +60,9 @@ def answered_since(lake: Lake, removed: Mapping[str, Removed], now: datetime) ->
     recent = {name: each for name, each in removed.items() if now - each.proved < LATEST}
     if not recent:
         return []
-    first = min(each.began for each in recent.values()).timestamp()
-    new = [info for info in objects.list_objects(lake.progress()) if info.written >= first]
-    found: set[str] = set()
-    for info, names in zip(new, map_threads(lambda info: _named(info.uri, recent), new, threads=_READERS), strict=True):
-        found |= {name for name in names if info.written >= recent[name].began.timestamp()}
+    first = (min(each.began for each in recent.values()) - _CLOCKS).timestamp()
+    new = [info.uri for info in objects.list_objects(lake.progress()) if info.written >= first]
+    found = set[str]().union(*map_threads(lambda uri: _named(uri, recent), new, threads=_READERS))
     return sorted(found)
 
 
