@@ -304,12 +304,12 @@ def test_a_person_is_shown_what_maintenance_would_do_and_it_is_done(
     run = world.api.trigger("maintenance", conf={**AT_ONCE, "dry_run": False, "approve": True})
     world.until(lambda: world.states("maintenance", run).get("approve") == "awaiting_input", 600)
     assert world.states("maintenance", run)["rewrite"] is None, "nothing is done before the answer"
-    asked = world.answer("maintenance", run, "approve", "Approve")
+    state, asked = world.answer_until_ended("maintenance", run, "approve", "Approve")
+    assert state == "success"
     assert asked["subject"] == "Rewrite, merge and collect as planned?"
     assert f"**Rewrite** {DAYS} parts: of {5 * DAYS} samples {4 * DAYS} stay." in asked["body"]
     assert f"**Merge** {DAYS} parts into 1." in asked["body"]
     assert "**give up** 0 versions." in asked["body"], "the trial was given up before"
-    assert world.api.wait("maintenance", run, seconds=600, say=lambda line: None) == "success"
     assert set(world.states("maintenance", run).values()) == {"success"}
     assert report_of(world, run, "gc")["deleted"] == report_of(world, run, "plan")["gc"]["deleted"]
     assert sum(report_of(world, run, "gc")["marked"].values()) > 0, "the parts between rewriting and merging"
