@@ -34,7 +34,7 @@ import pytest
 
 from smalti.images.buckets import TIERS, buckets_of
 from smalti.lake import Lake, stream_index
-from smalti.objects import create_bytes
+from smalti.objects import create_bytes, local_path
 from smalti.reasons import SkipReason
 from smalti.release.manifest import (
     Accounting,
@@ -145,8 +145,8 @@ def _hollow(path: Path) -> None:
         file.truncate(BYTES)
 
 
-def fabricate_requests(folder: Path, shards: int, count: int) -> str:
-    """A lake that differs by the snapshots of so many requests alone, as their ledger would have left them. Returns its manifest."""
+def fabricate_requests(folder: Path, shards: int, count: int) -> None:
+    """A lake that differs by the snapshots of so many requests alone, as their ledger would have left them."""
     whole, lake = folder / "lake", Lake.at(str(folder / "asked"))
     (folder / "asked").mkdir()
     for each in whole.iterdir():
@@ -156,13 +156,12 @@ def fabricate_requests(folder: Path, shards: int, count: int) -> str:
     rng, gone = np.random.default_rng(1), dict[str, set[int]]()
     for shard, index in zip(rng.integers(shards, size=10 * count), rng.integers(SAMPLES, size=10 * count), strict=True):
         gone.setdefault(names[shard], set()).add(int(index))
-    Path(f"{folder}/asked/optouts/snapshots").mkdir(parents=True)
+    Path(str(local_path(lake.optout_snapshots()))).mkdir(parents=True)
     empty = OptoutSnapshot(position=1, shards={}).encode()
     for position in range(1, count):  # nobody reads these
-        Path(lake.optout_snapshot(position).removeprefix("file://")).write_bytes(empty)
+        Path(str(local_path(lake.optout_snapshot(position)))).write_bytes(empty)
     last = OptoutSnapshot(position=count, shards={name: tuple(sorted(gone[name])) for name in sorted(gone)})
     create_bytes(lake.optout_snapshot(count), last.encode())
-    return lake.manifest("large", "v1")
 
 
 class _Lists(http.server.BaseHTTPRequestHandler):

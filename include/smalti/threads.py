@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+THREADS = 16
+"""Answers of a store that are waited for at once."""
+
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
 
 def map_threads(
-    function: Callable[[Item], Outcome], items: Iterable[Item], *, threads: int, ahead: int | None = None
+    function: Callable[[Item], Outcome], items: Iterable[Item], *, threads: int = THREADS, ahead: int | None = None
 ) -> Iterator[Outcome]:
     """Outcomes of function(item), in the order of the items, of which some are worked on at once: for work that waits for a store.
 

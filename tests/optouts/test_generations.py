@@ -10,6 +10,7 @@ from smalti import objects
 from smalti.lake import Lake
 from smalti.optouts.generations import remove_generations
 from smalti.optouts.needles import Removing, Seeker, needle_of
+from tests.optouts.overlap import most_at_once
 from tests.support.gcs import Gcs
 from tests.support.pictures import picture, stored
 
@@ -51,6 +52,14 @@ def fill(lake: Lake) -> None:
     answered = lake.optout_request("a" * 16)
     objects.create_bytes(answered, b"s/p1.jpg")
     objects.delete_object(answered)
+
+
+def test_generations_are_read_side_by_side(gcs: Gcs, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(gcs, lake, "noncurrent")
+    fill(lake)
+    most = most_at_once(monkeypatch, "read_generation")
+    remove_generations(lake, SEEKER, [])
+    assert most[0] > 1
 
 
 def test_noncurrent_generations_go_where_they_hold_it_and_others_stay(gcs: Gcs, lake: Lake) -> None:

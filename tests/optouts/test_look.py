@@ -14,7 +14,7 @@ from smalti import objects
 from smalti.config import Columns
 from smalti.lake import Lake
 from smalti.optouts import remove as remove_module
-from smalti.optouts.answers import LATEST, answered_since, removed_of
+from smalti.optouts.answers import LONGEST, answered_since, removed_of
 from smalti.optouts.deadlines import due
 from smalti.optouts.erase import erase
 from smalti.optouts.look import look
@@ -203,8 +203,8 @@ def test_answers_are_looked_at_as_long_as_a_run_may_have_begun_before(lake: Lake
     late_answer(lake, made, tmp_path)
     [receipt] = read_erase_receipts(lake, made.run.request)
     removed = {made.run.request: removed_of(receipt, frozenset(ERASED))}
-    assert answered_since(lake, removed, receipt.proved + LATEST - timedelta(seconds=1)) == [made.run.request]
-    assert answered_since(lake, removed, receipt.proved + LATEST) == []
+    assert answered_since(lake, removed, receipt.proved + LONGEST - timedelta(seconds=1)) == [made.run.request]
+    assert answered_since(lake, removed, receipt.proved + LONGEST) == []
     behind = {name: replace(each, began=each.began + timedelta(minutes=50)) for name, each in removed.items()}
     assert answered_since(lake, behind, receipt.proved) == [made.run.request], "the worker's clock was ahead"
 

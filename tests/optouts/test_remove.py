@@ -7,12 +7,9 @@ import io
 import json
 import os
 import shutil
-import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -32,6 +29,7 @@ from smalti.optouts.remove import RemoveReport, remove
 from smalti.optouts.remove_small import remove_small
 from smalti.optouts.request import Action, Answer, read_answer, read_request, write_answer
 from smalti.optouts.scan import scan
+from smalti.optouts.scan_tables import scan_table
 from smalti.optouts.status import State, standings
 from smalti.settings import OptoutRun, SourceRun
 from smalti.shards import mds
@@ -44,6 +42,7 @@ from tests.maintenance.conftest import Died, dying_after
 from tests.optouts import line
 from tests.optouts.lakes import take_back
 from tests.optouts.line import COPIES, ERASED, ORIGINAL, pictures
+from tests.optouts.overlap import most_at_once
 from tests.optouts.searching import ALLOWED, Search
 
 Made = tuple[Path, OptoutRun, tuple[SourceRun, ...]]
@@ -271,34 +270,18 @@ def test_killed_anywhere_the_next_run_ends_the_same(
     assert killed > 1
 
 
-def reading(monkeypatch: pytest.MonkeyPatch, read: str) -> list[int]:
-    """The most objects that were read at once, from here on."""
-    plain, lock, now, most = getattr(objects, read), threading.Lock(), [0], [0]
-
-    def slowly(uri: str) -> Any:
-        with lock:
-            now[0] += 1
-            most[0] = max(most[0], now[0])
-        time.sleep(0.002)
-        try:
-            return plain(uri)
-        finally:
-            with lock:
-                now[0] -= 1
-
-    monkeypatch.setattr(objects, read, slowly)
-    return most
-
-
 def test_objects_are_read_side_by_side(lake: Lake, run: OptoutRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small ones to be cleaned, and all of them for the proof: a store may take 50 ms for each."""
     seeker = Seeker(Removing(request=run.request, begun=datetime.now(UTC), ids=(ORIGINAL,), pictures=()))
-    cleaned = reading(monkeypatch, "read_versioned")
+    cleaned = most_at_once(monkeypatch, "read_versioned")
     remove_small(lake, seeker, references(lake))
     assert cleaned[0] > 2
-    looked_at = reading(monkeypatch, "read_bytes")
+    looked_at = most_at_once(monkeypatch, "read_bytes")
     scan(lake, seeker)
     assert looked_at[0] > 2
+    looked_at[0] = 0
+    assert [*scan_table(lake.table("made"), seeker)]
+    assert looked_at[0] > 2, "what is beside a table's rows"
 
 
 def test_the_grace_is_waited_for(lake: Lake, run: OptoutRun) -> None:

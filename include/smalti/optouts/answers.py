@@ -19,14 +19,12 @@ from smalti.optouts.needles import Removing, Seeker
 from smalti.optouts.receipt_erase import EraseReceipt
 from smalti.threads import map_threads
 
-LATEST = timedelta(days=8)
+LONGEST = timedelta(days=8)
 """How long after a removal a run may end that had begun before: a caption task has 7 days. A run that begins after it asks nothing about
 what was asked back (`smalti.table.asked_back`)."""
 
 _CLOCKS = timedelta(hours=1)
 """By how much those of the store and of a worker may differ. What is read too much has been cleaned by its removal."""
-
-_READERS = 16
 
 
 @dataclass(frozen=True)
@@ -52,17 +50,17 @@ def removed_of(receipt: EraseReceipt, ids: frozenset[str]) -> Removed:
 def answered_since(lake: Lake, removed: Mapping[str, Removed], now: datetime) -> list[str]:
     """Requests of whose samples something was written below progress/ since their removal, sorted.
 
-    Reads the ids of what was written since the first removal that is no older than LATEST, and nothing if there is none.
+    Reads the ids of what was written since the first removal that is no older than LONGEST, and nothing if there is none.
 
     Args:
         removed: by request.
     """
-    recent = {name: each for name, each in removed.items() if now - each.proved < LATEST}
+    recent = {name: each for name, each in removed.items() if now - each.proved < LONGEST}
     if not recent:
         return []
     first = (min(each.began for each in recent.values()) - _CLOCKS).timestamp()
     new = [info.uri for info in objects.list_objects(lake.progress()) if info.written >= first]
-    found = set[str]().union(*map_threads(lambda uri: _named(uri, recent), new, threads=_READERS))
+    found = set[str]().union(*map_threads(lambda uri: _named(uri, recent), new))
     return sorted(found)
 
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from smalti import objects
 from smalti.lake import Lake
 from smalti.optouts.needles import Seeker
-from smalti.optouts.remove_small import READERS, is_allowed
+from smalti.optouts.remove_small import is_allowed
 from smalti.optouts.scan import look_into
 from smalti.threads import map_threads
 
@@ -57,7 +57,7 @@ def remove_generations(lake: Lake, seeker: Seeker, folders: Iterable[str], kept:
         return objects.delete_generation(each.uri, each.generation)
 
     noncurrent = [each for each in objects.list_generations(lake.root) if not each.soft_deleted]
-    went = Counter(map_threads(remove, noncurrent, threads=READERS))
+    went = Counter(map_threads(remove, noncurrent))
     found.looked_at, found.removed, found.forbidden = len(noncurrent), went[True], went[False]
     for each in objects.list_generations(lake.root):  # also what has just become one
         if each.soft_deleted:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smalti.optouts.urls import WHITE
-from smalti.table.store import sql_text
+from smalti.table.store import sql_text, sql_texts
 
 FEW = 16
 """Owners up to which an index is asked: each has a dozen ranges."""
@@ -37,7 +37,7 @@ def rows_of_owners(table: Any, owners: Collection[str], most: int) -> Addresses 
     """
     import polars as pl
 
-    filters = [f"owner IN ({', '.join(map(sql_text, sorted(owners)))})"]
+    filters = [f"owner IN ({sql_texts(sorted(owners))})"]
     filters += [_between(low, high) for before in ("", *sorted(owners)) for low, high in _behind(before)]
     rows = table.to_table(columns=["owner"], filter=" OR ".join(filters), with_row_id=True, limit=most + 1)
     if rows.num_rows > most:

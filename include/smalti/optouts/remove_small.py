@@ -44,9 +44,6 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 ERASED = "(erased)"
 """Stands where something named a sample."""
 
-READERS = 16
-"""Objects that are read at once; each is held whole."""
-
 TOPS = ("staging", "progress", "runs", "gc", "optouts", "releases")
 """Where such objects are."""
 
@@ -86,7 +83,7 @@ def remove_small(lake: Lake, seeker: Seeker, refs: References) -> Removed:
     def clean(uri: str) -> tuple[str, str]:
         return uri, _clean(lake, uri, seeker, refs)
 
-    for uri, done in map_threads(clean, names, threads=READERS):
+    for uri, done in map_threads(clean, names):
         if done == "gone":
             removed.gone(lake, uri)
         elif done == "replaced":
@@ -221,7 +218,7 @@ def _curations(lake: Lake, seeker: Seeker, removed: Removed) -> None:
             found = ((each.uri, look_at(seeker, each.uri)) for each in infos)
             return any(what and not _is_dark(uri, what, "object") for uri, what in found)
 
-        for infos, is_named in zip(held.values(), map_threads(names, held.values(), threads=READERS), strict=True):
+        for infos, is_named in zip(held.values(), map_threads(names, held.values()), strict=True):
             if is_named:
                 named += [
                     Doomed(kind="curation", uri=each.uri, why="it names what was erased", objects=1, bytes=each.size)

@@ -21,6 +21,7 @@ from smalti.optouts.needles import Seeker
 from smalti.optouts.scan import UNREADABLE, Finding, in_column
 from smalti.optouts.tables import sources_with_table
 from smalti.table.store import READ_IMAGES, lance_errors, open_table
+from smalti.threads import map_threads
 
 _ENDING = ".lance"
 
@@ -29,6 +30,9 @@ _ROWS = 4096
 
 _FRAGMENTS, _FILES = 8, 64
 """In a task."""
+
+_READERS = 4
+"""Files that a task reads at once."""
 
 _ALL = -1
 """Stands for every fragment of a version."""
@@ -115,10 +119,11 @@ def _look(task: _Fragments | _Files) -> list[Finding]:
     seeker = task.seeker.get()
     if isinstance(task, _Fragments):
         return [*_in_version(task, seeker)]
-    found: list[Finding] = []
-    for uri in task.uris:
-        found += _in_file(uri, task.names, seeker) if uri.endswith(_ENDING) else _in_raw(uri, seeker)
-    return found
+
+    def look(uri: str) -> list[Finding]:
+        return [*(_in_file(uri, task.names, seeker) if uri.endswith(_ENDING) else _in_raw(uri, seeker))]
+
+    return [finding for some in map_threads(look, task.uris, threads=_READERS, ahead=_READERS) for finding in some]
 
 
 def _in_version(task: _Fragments, seeker: Seeker) -> Iterator[Finding]:

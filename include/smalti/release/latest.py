@@ -10,9 +10,6 @@ from smalti.lake import Lake
 from smalti.release.skips import Model, canonical_json, parse
 from smalti.threads import map_threads
 
-_READERS = 16
-"""Tombstones that are looked for at once."""
-
 
 class Past(Model):
     """A version that was LATEST once."""
@@ -136,7 +133,7 @@ def live_versions(lake: Lake, dataset: str, keep: int | None = None) -> tuple[st
         keep: only so many of those that were published.
     """
     kept = stored_latest(lake, dataset).kept(keep)
-    stones = map_threads(lambda each: objects.exists(lake.release_tombstone(dataset, each)), kept, threads=_READERS)
+    stones = map_threads(lambda each: objects.exists(lake.release_tombstone(dataset, each)), kept)
     return tuple(each for each, stone in zip(kept, stones, strict=True) if not stone)
 
 

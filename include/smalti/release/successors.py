@@ -38,9 +38,6 @@ log = logging.getLogger("smalti")
 ROUNDS = 20
 """Times that a dataset is looked at again, because requests or versions came while it was worked on."""
 
-_READERS = 16
-"""Tombstones that are read at once."""
-
 SUCCEEDED = "its tree held samples that were opted out since"
 """Why, where opt-outs alone are the reason."""
 
@@ -217,7 +214,7 @@ def _bury_all(lake: Lake, dataset: str) -> None:
     """Tombstones that a killed run did not come to write."""
     latest = stored_latest(lake, dataset)
     versions = [each.version for each in latest.succeeded]  # as many as there were requests, if there is a tree
-    stones = map_threads(lambda version: read_tombstone(lake, dataset, version), versions, threads=_READERS)
+    stones = map_threads(lambda version: read_tombstone(lake, dataset, version), versions)
     for version, stone in zip(versions, stones, strict=True):
         if stone is None:
             bury(lake, dataset, version, latest)
