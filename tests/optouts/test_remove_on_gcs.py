@@ -1,4 +1,7 @@
-"""An erasure from the first look to the second receipt in a bucket that keeps what was replaced and deleted."""
+"""An erasure from the first look to the second receipt in a bucket that keeps what was replaced and deleted.
+
+It takes minutes. What it adds to tests/optouts/test_remove.py (on disk) and tests/optouts/test_generations.py (a bucket) is that all of it is one run.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,7 @@ def found_in(lake: Lake, folder: Path) -> dict[str, set[str]]:
     return {path: what for path, what in found.items() if not ALLOWED.fullmatch(named[path])}
 
 
+@pytest.mark.prove
 def test_what_is_erased_is_found_nowhere_in_a_bucket(
     gcs: Gcs, gcs_lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
